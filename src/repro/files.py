@@ -30,7 +30,7 @@ def read(path: Path, most: int = _MOST) -> bytes:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. When the block succeeds it is synced and renamed over `path`, else removed.
 
-    A link is followed. What killed processes left of earlier writes of this file is removed. OSError for a path that is
+    A link is followed. What killed processes left of earlier writes of this file is removed where the file system has locks. OSError for a path that is
     there and no ordinary file.
     """
     path = _replaced(path)
@@ -42,7 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def try_writing(path: Path) -> None:
-    """For the time before the work whose result goes to `path`: OSError says why it could not be written now."""
+    """Called before the work whose result goes to `path`: OSError says why it cannot be written."""
     try:
         with _aside(_replaced(path)) as temporary, temporary.open("wb") as file:
             file.write(_TRIED)

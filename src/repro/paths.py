@@ -7,10 +7,10 @@ _MARK = Path("config/claims.yaml")
 
 
 def root() -> Path:
-    """Repository root: `$REPRO_ROOT`, else the nearest parent of the working directory that holds `config/claims.yaml`,
+    """Repository root: `$REPRO_ROOT`, else the working directory or its nearest parent that holds `config/claims.yaml`,
     else the checkout this package is installed from.
 
-    Raises FileNotFoundError when none of them is a checkout (the engines do not need one; the workflow does).
+    FileNotFoundError where $REPRO_ROOT is set and is no checkout, or where none is found (only the workflow needs one).
     """
     if found := os.environ.get("REPRO_ROOT"):
         if not (Path(found) / _MARK).exists():

@@ -257,7 +257,13 @@ def test_what_the_plugin_does_not_take_is_refused_by_us():
 
 
 NAMES = {
-    **{"shipped records": "reference", "the shipped figures": "replot", "the plans": "plans", "capitals": "Reference"},
+    **{
+        "shipped records": "reference",
+        "the shipped figures": "replot",
+        "the plans": "plans",
+        "pages of a bundle": "rendered",
+        "capitals": "Reference",
+    },
     **{"a dot": ".", "two dots": "..", "hidden": ".laptop", "a dash": "-laptop", "an underscore": "laptop_2"},
     **{"a space": "a b", "a command": "a b;touch P;", "an expression": "a+b", "a star": "*", "a tab": "a\tb"},
     **{"a wildcard": "{run}", "a variable": "$HOME", "a quote": "it's", "a line": "a\nb", "beyond ASCII": "é"},

@@ -84,6 +84,18 @@ def test_a_point_is_begun_only_where_its_start_fits_too():
     assert steps.has_time(6.5) and not steps.has_time(7.5)
 
 
+@pytest.mark.exhaustive
+def test_a_step_is_ended_where_slurm_does_not_obey(answers):
+    """srun ignores the signal, and scancel fails, as it does for a step that has just ended."""
+    steps = object.__new__(srun.JobSteps)
+    steps.job_id, answers["squeue"], answers["scancel"] = "5", "5.0\n", QueueError("scancel: Invalid job id")
+    words = ["sh", "-c", "trap '' TERM; echo; while :; do sleep 1; done"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as step:
+        assert step.stdout.readline() == b"\n"
+        steps._end(step)
+        assert step.returncode == -signal.SIGKILL
+
+
 def test_a_driver_that_cannot_cancel_still_settles(answers, monkeypatch, capsys):
     answers["squeue"], settled = ["", *[QueueError("Socket timed out")] * 3], []
     monkeypatch.setattr(driver, "settle", settled.append)

@@ -71,6 +71,15 @@ def test_a_fault_costs_its_point_alone(project, monkeypatch, cause):
     assert not journal.entries(RESULTS)
 
 
+def test_where_nodes_are_gone_the_next_job_gets_what_has_no_record(project, monkeypatch):
+    found, paths = planned(requests=[1, 2, 3, 4], seeds=2)
+    assert run(found) == []
+    for path in (paths[1], paths[3]):
+        path.unlink()
+    monkeypatch.setattr(forks.Forks, "goes_on", lambda self, cause: False)
+    assert run(found) == [str(paths[3])]
+
+
 def test_what_a_killed_allocation_was_running_is_told_until_the_next_begins(project, monkeypatch):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

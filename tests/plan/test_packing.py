@@ -62,10 +62,10 @@ def test_a_new_attempt_is_another_job():
 
 def test_what_the_queue_does_not_allow_is_an_error():
     with pytest.raises(
-        ConfigError, match=r"9 nodes and 1 minutes, which r0 needs; allowed: 1-2 nodes, 2 h; 3-8 nodes, 6 h"
+        ConfigError, match=r"9 nodes and 3 minutes, which r0 needs; allowed: 1-2 nodes, 2 h; 3-8 nodes, 6 h"
     ):
         packing.pack([step(0, 1, nodes=9)], slurm())
-    with pytest.raises(ConfigError, match="1 nodes and 119 minutes"):  # and a job needs some to begin and to end
+    with pytest.raises(ConfigError, match="1 nodes and 121 minutes"):  # and a job needs some to begin and to end
         packing.pack([step(0, 119)], slurm())
 
 
@@ -74,7 +74,7 @@ def test_rows_of_the_queue():
     assert [job.bin for job in jobs] == ["1-2 nodes, 2 h", "1-2 nodes, 2 h", "3-8 nodes, 6 h"]
     assert [job.minutes for job in jobs] == [47, 120, 302]
     assert packing.pack([step(0, 30, nodes=2)], slurm(begin_minutes=3))[0].minutes == 50
-    with pytest.raises(ConfigError, match="1 nodes and 116 minutes"):
+    with pytest.raises(ConfigError, match="1 nodes and 121 minutes"):
         packing.pack([step(0, 116)], slurm(begin_minutes=3))
 
 

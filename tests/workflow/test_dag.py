@@ -40,6 +40,13 @@ def run_smoke(**options) -> subprocess.CompletedProcess:
     return snakemake("--config", "tier=smoke", "--max-jobs-per-timespan", "300/1s", "--", "points", **options)
 
 
+def test_slurm_jobs_want_a_profile(project):
+    found = snakemake("--config", "platform=box", "--", "zero", check=False)
+    assert (
+        found.returncode and "platform box: its points are Slurm jobs; submit them with" in found.stdout + found.stderr
+    )
+
+
 @exhaustive
 def test_lint_of_slurm_jobs_is_clean(project):
     """`make lint` asks for points as processes."""

@@ -45,6 +45,11 @@ if SLURM:
     check_jobs()
 
     onstart:
+        if not hasattr(workflow.executor_settings, "requeue"):  # the local executor's
+            raise WorkflowError(
+                f"platform {PLAN['platform']}: its points are Slurm jobs; submit them with"
+                " `snakemake --profile workflows/profiles/NAME` (docs/slurm.md)"
+            )
         hear_of_ends(workflow.executor_settings.requeue)
         drive()
 

@@ -43,7 +43,7 @@ def end_driving():
 
 
 def hear_of_ends(requeue):
-    """Make Snakemake's plugin (2.8.0) hear of ends that it would wait for for ever, or answer badly. `requeue`: Slurm runs
+    """Make Snakemake's plugin (2.8.0) hear of ends of jobs that it would never notice, or would answer badly. `requeue`: Slurm runs
     preempted and failed jobs again by itself.
 
     - Slurm cannot tell: the plugin would forget all jobs; told nothing of each, it asks again.

@@ -7,7 +7,8 @@ namespace of its own.
 
 Each user has a box for each checkout: the next is number 1, with 10.77.1.0/24 and other ports. Read `cluster` (what up,
 down and status do), then `boxes` (whose a box is), `network`, `daemons` and `packages`. The files of `slurm/box/` are
-Slurm's configuration. Nothing outside /run and the names above is touched. Inside a node, /etc/slurm and /etc/hosts are
+Slurm's configuration. Beside /run and the names above it makes a bridge rbID with a link for each node, and /etc/slurm where there is none,
+which goes with the last box. Inside a node, /etc/slurm and /etc/hosts are
 the box's, by a mount that nobody else sees.
 """
 

@@ -79,7 +79,11 @@ class OwnedBox:
 def known() -> list[OwnedBox]:
     """All of this machine."""
     files = sorted(FOLDER.glob(f"[0-9]*/{_RECORD}"), key=lambda file: int(file.parent.name))
-    return [OwnedBox(**json.loads(file.read_text())) for file in files]
+    found = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            found.append(OwnedBox(**json.loads(file.read_text())))
+    return found
 
 
 def mine() -> OwnedBox | None:

@@ -16,6 +16,7 @@ import psutil
 from repro.box import network
 from repro.box.boxes import OwnedBox
 from repro.box.packages import BoxError, search_path
+from repro.launch.network import BOX
 
 _MARK = "REPRO_BOX"  # in the environment of each: the box's id
 NAMES = ("slurmstepd", "slurmd", "slurmctld", "slurmdbd", "mariadbd", "munged")  # in the order in which they are ended
@@ -71,7 +72,7 @@ def accounting(box: OwnedBox) -> None:
     _await("mariadbd", lambda: bool(_said(box, *ping)), log)
     _start(box, ["slurmdbd"], MYSQL_UNIX_PORT=str(socket))
     _await("slurmdbd", lambda: bool(_said(box, "sacctmgr", "list", "cluster")), box.folder / "log/slurmdbd.log")
-    for what in ("cluster box", "account box Description=box Organization=box", "user root Account=box"):
+    for what in (f"cluster {BOX}", "account box Description=box Organization=box", "user root Account=box"):
         _said(box, "sacctmgr", "-i", "add", *what.split())
 
 
@@ -140,8 +141,8 @@ def _start(box: OwnedBox, command: list[str], **more: str) -> None:
 
 
 def _said(box: OwnedBox, *command: str) -> str:
-    """Standard output; empty when it fails or does not answer, as Slurm's commands do for a minute when slurmctld is
-    gone."""
+    """Standard output; empty when the command fails or takes over 5 s: without slurmctld, Slurm's commands wait a
+    minute."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=_environment(box), timeout=5)
     except subprocess.TimeoutExpired:

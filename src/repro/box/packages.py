@@ -34,6 +34,9 @@ def install(packages: list[str]) -> None:
     """By apt-get, as root. BoxError with what it said."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *packages]):
-        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+        try:
+            done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            raise BoxError(f"apt-get: not found; install {', '.join(packages)} by other means") from error
         if done.returncode:
             raise BoxError(f"apt-get could not install {', '.join(packages)}: {done.stderr}")

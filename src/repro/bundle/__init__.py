@@ -5,6 +5,6 @@ one from anywhere and unpacks it, whole or not at all.
 """
 
 from repro.bundle.archive import BundleError
-from repro.bundle.unpack import Unpacked, unpack
+from repro.bundle.unpack import unpack
 
-__all__ = ["BundleError", "Unpacked", "unpack"]
+__all__ = ["BundleError", "unpack"]

@@ -59,7 +59,7 @@ def listed(text: str) -> dict[str, str]:
 
 def write(out: Path, top: str, entries: Mapping[str, Entry], when: int) -> None:
     """Write the members, sorted, and their manifest below the folder `top`; each of them is of the time `when`, the
-    owner 0, and one of three modes. What pax adds to a name of over 100 bytes is the name alone."""
+    owner 0, and one of three modes. What pax adds to a name that has over 100 bytes or is not ASCII is the name alone."""
     ordered = {MANIFEST: Entry(manifest(entries)), **dict(sorted(entries.items()))}
     with tarfile.open(out, "w", format=tarfile.PAX_FORMAT) as tar:
         for path, entry in ordered.items():

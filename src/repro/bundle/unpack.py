@@ -128,7 +128,7 @@ def _headers(archive: Path, file: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, 
 
 
 def _long_name(archive: Path, last: str, header: bytes) -> str:
-    """The name in the extended header of a member whose name has over 100 bytes, the only thing that one may hold."""
+    """The name in the extended header of a member whose name has over 100 bytes or is not ASCII, the only thing that one may hold."""
     found = re.fullmatch(rb"(\d{1,4}) path=([^\n]+)\n", header)
     with suppress(UnicodeDecodeError):
         if found and int(found[1]) == len(header):

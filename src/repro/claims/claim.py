@@ -30,7 +30,7 @@ TAG: dict[Tag, str] = {
     "D": "arithmetic on published numbers",
     "INF": "inferred, published nowhere",
 }
-PRIMARY = 4  # claims of a paper that are its primary ones, at most
+PRIMARY = 4  # a paper has at most so many primary claims
 
 
 class Published(Strict):

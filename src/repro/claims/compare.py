@@ -169,9 +169,9 @@ def expected(reading: Reading, theirs: Verdict, occasions: int = 1) -> tuple[flo
     return low, high
 
 
-def held_out(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[tuple[str, bool]]:
-    """Do the intervals hold? Of claims with `OCCASIONS` occasions, each is left out in turn: the claim's id, and
-    whether that occasion's mean lies where the others expect it, as 19 of 20 should. Claims that read the same runs are
+def held_out(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[bool]:
+    """Do the intervals hold? Of claims with `OCCASIONS` occasions, each is left out in turn: whether that occasion's
+    mean lies where the others expect it, as 19 of 20 should. Claims that read the same runs are
     not independent."""
     judged, found = {row.id: row for row in verdicts}, []
     for claim in claims:
@@ -186,7 +186,7 @@ def held_out(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[tuple
         groups = _groups(claim.value, row)
         for number, group in enumerate(groups):
             low, high = statistics.prediction_interval(groups[:number] + groups[number + 1 :])
-            found.append((claim.id, low <= sum(group) / len(group) <= high))
+            found.append(low <= sum(group) / len(group) <= high)
     return found
 
 

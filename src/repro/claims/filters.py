@@ -44,7 +44,7 @@ def accepts(wanted: Any, found: Any) -> bool:
 
 
 def matches(run: Record, filters: Mapping[str, Any]) -> bool:
-    """Whether a run passes all filters. One that is not ok passes those on conditions and metrics that it lacks."""
+    """Whether a run passes all filters. A run that failed or was skipped also passes filters on facts that it does not have."""
     known, untold = run.facts, run.status != "ok"
     return all(accepts(wanted, known[name]) if name in known else untold for name, wanted in filters.items())
 

@@ -24,7 +24,7 @@ from repro.records.record import Record
 
 _ROUNDING = 1e-9
 WHOLE = "all metrics"  # of two records that cannot be compared
-# Occasions: an interval by two that is to hold with hundreds of others reaches from next to nothing to anything.
+# Occasions. Two are too few: their interval, widened to hold together with hundreds of others, allows almost anything.
 LEAST = 3
 
 
@@ -97,7 +97,8 @@ def _changing(runs: Iterable[Record]) -> dict[tuple[str, str], bool]:
 
 
 def _by_a_clock(pair: Pair, metric: str, changing: Mapping[tuple[str, str], bool]) -> bool:
-    """Whether the machine's state may change it: by its unit, and in a timed experiment unless repeats never differ in it."""
+    """Whether the machine's state may change it: always in a search that stopped when its seconds were up; in a timed experiment by its unit, and unless repeats
+    never differ in it; else by its unit, unless it is modelled."""
     run = pair.a
     if time_limited(run):
         return True

@@ -32,7 +32,7 @@ class Verdict(BaseModel, allow_inf_nan=False):
     """A row of the verdict table.
 
     values, occasions   of each run or pair of runs that counts, and the number of its occasion; `value` is their middle
-    interval            where the value lies, at 95 % (a model: its band); None where there are too few runs
+    interval            where the value lies, at 95 % (a model: its band); None where there are too few runs, or another run gives the same
     agreement, scope    the verdict: how our value agrees with the paper's, and in which setting it was found
     older_code          whether code other than the present one made a run that it rests on
     """
@@ -287,7 +287,7 @@ def numbers(row: Verdict, interval: bool = True) -> tuple[str, str]:
 
 
 def whose(row: Verdict) -> str:
-    """Where the value beside ours comes from: a self-check and a validation expect what no paper may have printed."""
+    """Whose value stands beside ours: the paper's; for self-checks and validations one that we expect, printed or not."""
     return "paper" if row.kind in ("claim", "critique", "variant") else "expected"
 
 

@@ -118,7 +118,8 @@ def try_output(path: Path | None, option: str = "--out") -> None:
 
 
 def results_folder(results: Path | None, shipped: bool = True) -> Path:
-    """Folder with the records: the one given, else this machine's, else the shipped ones where `shipped` allows it."""
+    """Folder with the records: the one given, else this machine's, else the shipped ones where `shipped` allows it. ValueError where the one given cannot be read, FileNotFoundError where
+    there is none."""
     if results is not None:
         try:
             next(os.scandir(results), None)

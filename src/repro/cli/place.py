@@ -144,6 +144,10 @@ def place(
         modes = {"--pareto": pareto, "--update": update, "--tokens-needed": tokens_needed, "--evaluate": evaluate}
         check_limits(objective, max_load, evaluate, time_limit)
         check_modes(modes, objective, dispatch, out, moves)
+        if pareto and max_load is not None:
+            raise ValueError(f"max_load is {max_load}: --pareto tries limits of its own; give one of them")
+        if method != "affinity" and (named := [name for name, asked in modes.items() if asked]):
+            raise ValueError(f"method is {method}: {named[0]} does not use it; allowed: affinity")
         check_output(out, format_, dense_layers, extra_slots)
         machine, prices, known = machine_of(gpus, gpus_per_node, levels, costs)
         check_objective(objective, known)

@@ -39,7 +39,7 @@ _OUTDATED = "outdated"  # of the points whose shipped records the present code d
 
 def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> int:
     """Announce the run, show it until Snakemake ends, and summarise it. Exit code of Snakemake; SystemExit with 130 after
-    Ctrl-C, 143 after SIGTERM. ValueError for a platform whose points are Slurm jobs, for an occasion that begins together with
+    Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. ValueError for a platform whose points are Slurm jobs, for an occasion that begins together with
     another or too soon after it, and where another such run goes on in the same folder."""
     if found.slurm is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""KEY=VALUE arguments: parameters of a point, or of a notebook."""
+"""KEY=VALUE arguments: parameters of a point or of a notebook, or options of a figure."""
 
 from collections.abc import Container
 from typing import Any

@@ -23,9 +23,10 @@ from repro.records import provenance, record
 
 
 def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1) -> list[str]:
-    """Run unfinished points; return those the next trial must make: no time was left, or the first trial saw them fail
-    from outside. ValueError outside a job of Slurm where the platform asks for one, and where another job runs the
-    allocation; QueueError where Slurm cannot tell."""
+    """Run unfinished points; return those the next trial must make: no time was left, the job's nodes do not answer any
+    more, or the first trial saw them fail from outside. ValueError outside a job of Slurm where the platform asks for
+    one, as a rank of torchrun or srun where it does not, and where another job runs the allocation; QueueError where
+    Slurm cannot tell."""
     jobs = {job.record: job for job in found.jobs}
     missing, begun = [], False
     kind: type[Forks | JobSteps] = Forks if platform.slurm is None else JobSteps
@@ -46,7 +47,8 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
             if trial == 1 and cause in steps.retried:
                 missing.append(name)
             if not steps.goes_on(cause):
-                missing += allocation.jobs[number:]
+                left, here = allocation.jobs[number:], platform.slurm is None
+                missing += [each for each in left if _attempt(jobs[each], found.made, here) is not None]
                 break
     return missing
 

@@ -8,7 +8,7 @@ from repro.jobs.queue import JobState
 from repro.launch import CollectiveHang, watchdog
 from repro.records.record import Cause
 
-# A job that the queue or the hardware ended: the point may be sound, and a new attempt is worth it.
+# Failures from outside (the queue, a node, a signal): the point may be sound, and a new attempt is worth it.
 OUTSIDE = frozenset({Cause.NODE_FAILURE, Cause.PREEMPTED, Cause.CANCELLED})
 _OF_STATE = {
     "TIMEOUT": Cause.TIMEOUT,

@@ -30,8 +30,8 @@ class DriverError(OSError):
 
 def drive(results: str, orders: IO[str]) -> None:
     """Drive a run until `orders` end, as they do when Snakemake closes them or is gone; a line of them asks for `settle`.
-    Says "driving" on standard output when it begins. DriverError while another driver is at work, or its jobs do not
-    end; QueueError where Slurm cannot tell."""
+    Says "driving" on standard output when it begins. DriverError while another driver is at work, or where the jobs
+    of an earlier one do not end; QueueError where Slurm cannot tell."""
     with driving(results), contextlib.suppress(BrokenPipeError):  # Snakemake was ended meanwhile
         print("driving", flush=True)
         for _ in orders:
@@ -45,7 +45,7 @@ def drive(results: str, orders: IO[str]) -> None:
 @contextlib.contextmanager
 def driving(results: str) -> Iterator[None]:
     """Be the driver of a run: cancel what an earlier one left in the queue (nobody would hear of its end), and record why
-    points of dead jobs have no numbers."""
+    points of dead jobs have no numbers. DriverError and QueueError as of `drive`."""
     with _alone(paths.root() / results / "slurm/driver.json"):
         _wait_for(_cancelled(results, "an earlier driver"))
         settle(results)
@@ -112,7 +112,7 @@ def _take(handle: IO[str], file: Path) -> None:
     if alive and time.time() - file.stat().st_mtime < _DEAD_S:
         raise DriverError(
             f"another snakemake drives these jobs, process {holder['pid']} on {holder['host']} ({file}); "
-            f"wait for it or end it. If it is dead: {_DEAD_S:.0f} s after its end, or remove the file"
+            f"wait for it or end it. If it is dead, start again {_DEAD_S:.0f} s after its end, or remove the file"
         )
     handle.truncate(0)
     handle.write(json.dumps({"host": socket.gethostname(), "pid": os.getppid()}))  # Snakemake's, which one can end

@@ -1,4 +1,4 @@
-"""Points as processes of this machine: each is a fork of one that has imported what they need, so it starts in
+"""Points as processes of this machine. On Linux each is a fork of one that has imported what they need, so it starts in
 milliseconds, and what it leaks, breaks or allocates ends with it."""
 
 import contextlib

@@ -1,6 +1,10 @@
-"""What Slurm says of jobs: squeue while it remembers them, the accounting after that, where there is one."""
+"""What Slurm says of jobs: squeue while it remembers them, the accounting after that, where there is one.
+
+All but `step_reports` raise QueueError where Slurm cannot tell or does not obey.
+"""
 
 import getpass
+import os
 import re
 import subprocess
 import time
@@ -10,6 +14,7 @@ from pathlib import Path
 
 _LIVING = frozenset(
     {"PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STAGE_OUT", "STOPPED"}
+    | {"SIGNALING", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 )
 # In messages of Slurm's commands.
 _FOR_THE_MOMENT = "Unable to contact slurm|Socket timed out|Connection refused|no answer in|Zero Bytes were transmitted"
@@ -34,7 +39,8 @@ class QueueError(OSError):
 
 
 def _ask(*command: str) -> str:
-    """Standard output. What Slurm cannot answer for the moment is asked again, for a minute."""
+    """Standard output. What Slurm cannot answer for the moment is asked six times more, with pauses of a minute in all; an
+    answer that does not come takes a minute each time."""
     for pause_s in _PAUSES_S:
         try:
             return _said(*command)
@@ -47,7 +53,8 @@ def _ask(*command: str) -> str:
 
 def _said(*command: str, timeout_s: float = 60) -> str:
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}  # what `facts` reads, whatever the user prefers
+        found = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
     except FileNotFoundError as error:
         raise QueueError(f"{command[0]}: not on PATH; is this a node of a Slurm cluster?") from error
     except subprocess.TimeoutExpired as error:
@@ -128,9 +135,9 @@ def kill_steps(job_id: str) -> None:
 def jobs_of(folder: Path, comment: str, ending: bool = True) -> list[str]:
     """This user's jobs in the queue that were submitted from `folder` with a comment that begins as the regular
     expression `comment` says; without `ending` only those that wait or run."""
-    which = [] if ending else ["--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"]
-    lines = _ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%Z|%k", *which).splitlines()
-    jobs = (line.partition("|") for line in lines)  # a comment of somebody else's job may have any form
+    which = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED" + (",COMPLETING" if ending else "")
+    lines = _ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%Z|%k", which).splitlines()
+    jobs = (line.partition("|") for line in lines)  # a comment of a job that is not of this workflow may have any form
     found = [(job_id, *rest.rpartition("|")[::2]) for job_id, _, rest in jobs]
     own = folder.resolve()
     return [job_id for job_id, where, text in found if re.match(comment, text) and Path(where).resolve() == own]

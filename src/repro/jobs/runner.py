@@ -87,6 +87,8 @@ def machine(timed: bool, silent: bool = False) -> Iterator[None]:
             if not silent:
                 print(f"waiting for another run on this machine ({path})", file=sys.stderr, flush=True)
             fcntl.flock(handle, kind)
+        except OSError as error:  # a file system without locks
+            raise OSError(f"{path}: cannot be locked: {error.strerror}; {_LOCK_ADVICE}") from error
         yield
     finally:
         os.close(handle)
@@ -137,9 +139,10 @@ def limited(seconds: float) -> Iterator[None]:
 def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: Path | None = None) -> Record:
     """Run `point` and return its record, written to `out` when given.
 
-    In a torchrun or srun job every rank calls this. Rank 0 holds the machine's lock and writes the record. If several
-    ranks fail, the earliest is recorded; later ones only saw a broken connection. Ranks other than the first end the
-    process here (SystemExit) when all went well. ValueError, before anything is run, where the job has another number of
+    In a torchrun or srun job every rank calls this. Rank 0 holds the machine's lock and writes the record. Ranks
+    that fail write it too: in a step of srun the first of them stays, unless it only lost a neighbour and a later one
+    knows more; under torchrun the last stays. Ranks other than the first end the process here (SystemExit) when all
+    went well. ValueError, before anything is run, where the job has another number of
     ranks than the point; OSError where the machine's lock cannot be had.
 
     Every exception of the engine becomes a *failed* or *skipped* record. KeyboardInterrupt and a failing write do not:

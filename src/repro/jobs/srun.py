@@ -48,7 +48,7 @@ def command(job: Job, slurm: Slurm, node: Node) -> list[str]:
 
 
 def has_gpus(job: Job, slurm: Slurm, node: Node) -> bool:
-    """Whether a point is to find a GPU that is one: on an emulated node they are names."""
+    """Whether a point must find a real GPU. Those of an emulated node are only names."""
     wanted = isinstance(job.point, Ranked) or getattr(job.point, "device", "cpu") == "cuda"
     asked = [f"--gres={slurm.gres}", *slurm.options, *command(job, slurm, node)]
     return wanted and not node.emulated and any(word.startswith(("--gpu", "--gres=gpu")) for word in asked)
@@ -132,9 +132,8 @@ class JobSteps:
 
     def _tell_why_ended(self, job: Job, running: Running, where: Path) -> None:
         """Slurm ends the job: record why, where that is known already. Else the entry stays for the next reader."""
-        cause = causes.of_ending(queue.state(self.job_id))
         told = causes.of_watchdogs(where, job.nodes * job.tasks_per_node)
-        if told is None and cause is not None:
+        if told is None and (cause := causes.of_ending(queue.state(self.job_id))) is not None:
             told = cause, f"the job was ended while this ran\n{causes.tail(paths.root() / running.log)}"
         if told is not None and journal.finished(running) is None:
             journal.failed(running, *told, self._slurm())
@@ -170,7 +169,8 @@ class JobSteps:
         step.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             step.wait(3.0)
-        queue.kill_steps(self.job_id)
+        with contextlib.suppress(queue.QueueError):  # srun is ended all the same
+            queue.kill_steps(self.job_id)
         with contextlib.suppress(subprocess.TimeoutExpired):
             step.wait(5.0)
         step.kill()
@@ -194,7 +194,8 @@ class JobSteps:
         deadline = time.monotonic() + patience_s
         while self.unreported and (known := queue.step_reports(self.job_id)) is not None:
             for step in self.unreported.keys() & known.keys():
-                _add(self.unreported.pop(step), known[step])
+                with contextlib.suppress(OSError, record.RecordError):  # it only adds
+                    _add(self.unreported.pop(step), known[step])
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.5)

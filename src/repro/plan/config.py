@@ -24,7 +24,7 @@ INCLUDES: dict[str, tuple[Tier, ...]] = {"full": ("laptop",)}
 # Names that become folders and parts of commands, of regular expressions and of the comments of jobs.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 _NAME_IN_WORDS = "letters, digits, dashes and dots, the first a letter or digit"
-_NO_PLATFORMS = ("reference", "replot", "plans")  # folders of results/ that are something else
+_NO_PLATFORMS = ("reference", "replot", "plans", "rendered")  # folders of results/ that are something else
 _POINTS = 20_000  # of all tiers together, each repeat counted
 # Options of sbatch that Snakemake's plugin for Slurm says itself, most of them from keys of ours; it takes no others.
 _OF_SNAKEMAKE = re.compile(
@@ -228,17 +228,19 @@ class Platform(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Platform":
-        if self.slurm is not None and self.node is None:
+        if self.slurm is None:
+            return self
+        if self.node is None:
             raise ValueError("node: found none; allowed with slurm: packages and gcds of a node")
-        if self.slurm is not None and self.node is not None and self.node.ranks == 1:
+        if self.node.ranks == 1:
             raise ValueError("node: found 1 rank; allowed: two or more, as Snakemake's plugin submits no job of one")
-        if self.slurm is not None and self.node is not None:
-            self.slurm.require_gpus(self.node.ranks)
+        self.slurm.require_gpus(self.node.ranks)
         return self
 
 
 def point(experiment: str, values: dict[str, Any], where: str) -> Point:
-    """Parameters of `experiment` from `values`; ConfigError lists known keys and allowed values at `where`."""
+    """Parameters of `experiment` from `values`; ConfigError lists known keys and allowed values at `where`, ValueError the
+    experiments where it is none."""
     parameters = experiments.get(experiment).parameters
     try:
         return parameters.model_validate(values)
@@ -247,7 +249,8 @@ def point(experiment: str, values: dict[str, Any], where: str) -> Point:
 
 
 def points(experiment: str, grid: Grid, where: str) -> list[Point]:
-    """All points of a grid: the product of its lists, scalars kept as they are."""
+    """All points of a grid: the product of its lists, scalars kept as they are. ConfigError for an empty list or a bad
+    point."""
     if empty := [key for key, values in grid.grid.items() if values == []]:
         raise ConfigError(
             f"{where}: {', '.join(empty)}: found an empty list, which makes no point; allowed: at least one value"
@@ -266,7 +269,7 @@ def platforms() -> list[str]:
 def load(tier: str | None = None, platform: str | None = None) -> tuple[Config, Platform]:
     """The checked configuration with `tier` and `platform` from the arguments, the file, or the platform's default.
 
-    Raises ConfigError for anything wrong in `config/`, including every grid of every tier.
+    Raises ConfigError for anything wrong in config.yaml, every grid of every tier included, or in the platform's file.
     """
     path = paths.root() / "config/config.yaml"
     config = load_yaml(path, Config)
@@ -298,7 +301,8 @@ def results_folder(config: Config, platform: Platform) -> str:
 
 
 def check_references(config: Config, path: Path) -> None:
-    """Names inside the file must exist: experiments, every point of every grid, the shipped records."""
+    """ConfigError unless experiments, points and shipped records exist, the points are not too many, and the minutes of
+    each are below the limit of a run."""
     known, count = experiments.names(), 0
     for name, experiment in config.experiments.items():
         if name not in known:

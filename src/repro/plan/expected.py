@@ -40,7 +40,7 @@ def key(experiment: str, point: dict[str, Any]) -> str:
 
 
 def predictors(hardware: str | None, file: str) -> dict[str, Predictor]:
-    """By experiment, what predicts its points on the platform's hardware."""
+    """By experiment, what predicts its points on the platform's hardware; ConfigError for unknown hardware."""
     if hardware is None:
         return {}
     from repro import scaling  # scipy and torch: only where a platform asks for it

@@ -119,7 +119,7 @@ def make(
     """The plan of a tier on a platform. `figures`: name → its notebook and the experiments whose records it shows, for
     totals per figure. `occasion`: 2 or more adds that occasion of the timed points that are repeated. `only`: chooses from
     the points of the tier, which it is told.
-    ConfigError for anything wrong in `config/`, for a tier without points, and for an occasion that no
+    ConfigError for anything wrong in config.yaml or the platform's file, for a tier without points, and for an occasion that no
     verdict reads."""
     settings, where = _checked(tier, platform, occasion)
     results = config.results_folder(settings, where)
@@ -209,7 +209,8 @@ def unfinished(job: Job) -> bool:
 
 
 def minutes_of(jobs: Sequence[Job], cores: int = os.cpu_count() or 1) -> float:
-    """Until points have run as local processes: timed ones alone on the machine, of the others one a core."""
+    """Minutes until points have run as local processes (timed ones alone on the machine, of the others one a core), and
+    notebooks, verdicts and the report are made."""
     total = _READ_MINUTES
     for allocation in packing.pack(jobs, config.Packing()):
         timed = experiments.get(allocation.experiment).timed

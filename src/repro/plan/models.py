@@ -16,7 +16,7 @@ class Job(BaseModel):
     """One repeat of one point.
 
     occasion                on which it runs: the first, or the one that was asked for
-    attempt                 number of its next run, or of its only one when it is done
+    attempt                 number of its next run, or of its last one when it is done or skipped
     nodes, tasks_per_node   what a job starts for it
     packages                those of a node that it uses
     """

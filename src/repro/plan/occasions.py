@@ -11,8 +11,8 @@ from repro.records import statistics
 
 
 def problem(found: Plan, occasion: int) -> str:
-    """Why this occasion would not count as one of its own: a point that it repeats was run for another less than an hour
-    ago, or still has to be run for the first, which would be beside it. "" where nothing is in its way. What failed does
+    """Why this occasion would not count as one of its own: a point of it was run for another one less than an hour
+    ago, or must still be run for the first, and both runs would count as one. "" where nothing is in its way. What failed does
     not count: it may fail each time."""
     mine = [job for job in found.jobs if job.occasion > 1]
     own = {Path(job.record).name for job in mine}

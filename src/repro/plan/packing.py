@@ -88,7 +88,8 @@ def _allocation(steps: Sequence[Step], nodes: int, rules: Packing) -> Allocation
     minutes, rows = _limit(rules, nodes, expected), _rows(rules)
     if minutes is None:
         raise ConfigError(
-            f"slurm.bins: found no row for {nodes} nodes and {expected:.0f} minutes, which {found.jobs[0]} needs;"
+            f"slurm.bins: found no row for {nodes} nodes and {expected + ENDING_MINUTES + rules.begin_minutes:.0f}"
+            f" minutes, which {found.jobs[0]} needs;"
             f" allowed: {'; '.join(rows.values())}"
         )
     row = next(text for most, text in rows.items() if nodes <= most)

@@ -130,7 +130,7 @@ def machine() -> dict[str, Any]:
 
 
 def _hosts() -> list[str]:
-    """Of the step of the Slurm job, else of this machine: where variables of a job linger, no Slurm tells its nodes."""
+    """Names of the nodes in SLURM_STEP_NODELIST where `scontrol` can tell them, else of this machine."""
     with contextlib.suppress(ValueError):
         return hosts()
     return [socket.gethostname()]

@@ -47,7 +47,7 @@ class Strict(BaseModel, extra="forbid", allow_inf_nan=False):
 
 
 class Metric(Strict):
-    """A number with its unit: `s`, `bytes`, `tokens/s`, `hops/token`, `bits`; `1` for a ratio or a count."""
+    """A number with its unit: `s`, `bytes`, `tokens/s`, `hops/token`, `bits`; `×` for a ratio, `1` for a count or a share."""
 
     value: float
     unit: str
@@ -137,7 +137,8 @@ def name_end(experiment: str, point: Mapping[str, Any], repeat: int) -> str:
 
 
 def write(record: Record, path: Path, series: "pd.DataFrame | None" = None) -> None:
-    """Write `record` (and its series) atomically; the record comes last, so a record on disk always has its series."""
+    """Write the series, then the record, each atomically: a new record on disk always has its series. An old one that is
+    being replaced has the new series until then, or until the next run if the writer is killed in between."""
     if series is not None:
         parquet = path.with_suffix(".parquet")
         with files.replacing(parquet) as temporary:
@@ -178,7 +179,7 @@ def fault(error: ValidationError) -> str:
 
 
 def check_series(path: Path, name: str) -> None:
-    """RecordError where the series of the record at `path` cannot be read, as whoever shows it will."""
+    """Read the series of the record at `path` as whoever shows it does; RecordError where that fails."""
     with _series(path, name) as file:
         _parquet(file)
 

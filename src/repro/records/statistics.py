@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 LEVEL = 0.95
-OCCASIONS = 4  # that a verdict on times reads; further ones are not, or one could run until the verdict comes
+OCCASIONS = 4  # that a verdict on times reads. Later ones are not read, or one could run until the wanted verdict comes
 APART = timedelta(hours=1)  # runs that begin at least so far from each other are of two occasions
 
 

@@ -53,7 +53,6 @@ class Decides(Strict):
     experiment: str = ""
     tier: str = ""
     platform: str = "laptop"
-    occasion: int = 1
     where: Filters = Field(default_factory=dict)
     judges: list[str] = Field(default_factory=list)
 
@@ -189,10 +188,8 @@ def command(decides: Decides, claim: str = "") -> str:
     if not decides.figure:
         return ""
     if (settings := _settings(decides.platform)).slurm is None:
-        words = f"repro reproduce {decides.figure} --tier {decides.tier} --platform {decides.platform}"
-        return words + (f" --occasion {decides.occasion}" if decides.occasion > 1 else "")
+        return f"repro reproduce {decides.figure} --tier {decides.tier} --platform {decides.platform}"
     changed = {"tier": decides.tier} if decides.tier != settings.tier else {}
-    changed |= {"occasion": decides.occasion} if decides.occasion > 1 else {}
     changed |= {"claim": claim} if claim else {}
     words = f"snakemake --profile workflows/profiles/{_profile(decides.platform)}"
     if changed:

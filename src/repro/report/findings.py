@@ -19,7 +19,7 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
     said      our number beside the paper's, with both axes of the verdict: `1.4 × [1.3, 1.5] (paper 1.71 ×; ZT-1.a …)`
     ours      our number alone
     headings  of sentences: what holds, what does not, what cannot be told
-    heading_of  the one of a claim, by its verdict; of what no claim says, the last
+    heading_of  the heading for a claim, by its verdict; without a claim, the last heading
     tallies   by the prefix of a paper's claims, how many agree how
     papers    by prefix
 

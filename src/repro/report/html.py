@@ -74,7 +74,7 @@ def write(records: Path, folder: Path, out: Path) -> None:
 
 
 def facts(row: table.Row) -> dict[str, str | None]:
-    """What the page holds of a verdict for programs, as texts: a page of other records has others."""
+    """A verdict as texts, for programs that read the page."""
     verdict = row.verdict
     return {
         "id": row.claim.id,
@@ -98,7 +98,7 @@ def _papers(rows: Sequence[table.Row]) -> list[dict[str, Any]]:
 
 
 def _explained(rows: Sequence[table.Row], found: record.Collection) -> dict[str, explanations.Told]:
-    """By the id of a claim that deviates or cannot be judged."""
+    """By id: every row with an explanation, and claims that deviate or cannot be judged."""
     return {
         row.claim.id: explanations.tell(row.claim, row.explained, found.records, verdict=row.verdict)
         for row in rows

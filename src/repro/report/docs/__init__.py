@@ -138,7 +138,7 @@ def vocabulary() -> dict[str, Any]:
     shipped = Side("shipped", paths.root() / reference, found.records, verdicts)
     papers = registry.papers()
     others = machines.others(claims, shipped)
-    held_out = [inside for _, inside in compare.held_out(claims, verdicts)]
+    held_out = compare.held_out(claims, verdicts)
     return findings.vocabulary(verdicts, "a page of repro docs") | {
         "rows": rows,
         "primary": primary,

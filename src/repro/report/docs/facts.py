@@ -59,7 +59,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Part:
-    """Claims that one command answers: figure, command and what it needs."""
+    """Claims that one command answers: the command, its minutes and occasions, and what it needs."""
 
     command: str
     rows: Sequence[Row]

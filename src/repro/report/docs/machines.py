@@ -71,7 +71,7 @@ class Machine:
 
     @property
     def says(self) -> str:
-        """How many lie where they may, by whatever code; of how many that differs is said."""
+        """How many lie where they may, whichever code made them, and how many are by other code."""
         out, differ = len(self.outside), sum(row.inside is False for row in self.others)
         apart = sum(row.by_other_code for row in [*self.timed, *self.others])
         by_other = sum(row.outside_by_other_code for row in self.outside)

@@ -35,7 +35,7 @@ class Setting:
 def settings(reference: str) -> list[Setting]:
     """Of a machine's folder of shipped records, in the order in which they ran, without those beside other load.
 
-    KeyError for a column that the file lacks; ValueError for a setting without a round of ours and a peer's.
+    OSError without the file; KeyError for a column that it lacks (NameError for load); ValueError for a setting without a round of ours and a peer's.
     """
     rows = pd.read_csv(paths.root() / reference / "benchmarks" / "serving.csv").query("load == 0")
     found = rows.groupby(["workload", "model", "dtype"], sort=False)

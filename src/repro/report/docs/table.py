@@ -34,9 +34,9 @@ class Row:
     seconds     that each of these records took, by path relative to the root
     needs       of a machine, in words
     stated      the paper's value and the tolerance of the verdict
-    here        the shipped value with its interval
+    here        our value by the given records, with its interval
     expected    where the value of one more run lies
-    verdict     the shipped one
+    verdict     by the given records
     explained   why it is so, where `config/explanations.yaml` says it
     """
 
@@ -151,7 +151,8 @@ def _command(
     if runs:
         needs = _needs(claim, runs)
     elif explained is not None and tier not in _LOCAL:
-        return explanations.command(explained.decides, claim.id), explained.decides.occasion, explained.decides.hardware
+        times = statistics.OCCASIONS if clocked else 1
+        return explanations.command(explained.decides, claim.id), times, explained.decides.hardware
     else:
         needs = LATER if tier in _LOCAL else claim.needs or "–"
     if tier is None:

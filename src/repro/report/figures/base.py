@@ -202,8 +202,8 @@ def _finished(
 
 
 def verdicts(name: str, records: str | Path) -> pd.DataFrame:
-    """Verdicts of the claims that figure `name` is evidence for: a row per claim that a record of the folder answers,
-    with columns claim, about, paper, ours, agreement, scope. ValueError for a figure that does not exist."""
+    """Verdicts of the claims that figure `name` is evidence for: a row for each but those *not run*,
+    with columns claim, about, paper, ours, agreement, setting. ValueError for a figure that does not exist."""
     entry = figures.entry(name)
     shown = [claim for claim in claims.load() if claim.id in entry.claims]
     reads = entry.reads if shown else []

@@ -73,6 +73,8 @@ def claims_overview(data: Data, *, ids: str = "", primary: bool = False) -> Draw
     """Our value over the paper's for every claim with a published number, with the band that agrees with the claim.
     `ids`: only claims whose id begins so, e.g. `ZT` or `EX-F8`; `primary`: only primary ones."""
     claims, judged = _judge(data.folder)
+    if not any(claim.startswith(ids) for claim in claims):
+        raise NothingToShow(f"ids: found {ids!r}; allowed: beginnings of ids, such as {', '.join(registry.papers())}.")
     judged = [verdict for verdict in judged if verdict.id.startswith(ids) and (verdict.primary or not primary)]
     rows = [verdict for verdict in judged if verdict.value is not None and verdict.paper_value]
     if not rows:

@@ -147,7 +147,7 @@ class Data:
     def only(self, *tables: pd.DataFrame) -> None:
         """Of the runs asked for so far, only those of `tables` are drawn; of experiments that no table is of, all."""
         if self.used is not None:
-            drawn = {path for table in tables for path in table.path}
+            drawn = {path for table in tables if len(table) for path in table.path}
             folders = {path.parent for path in drawn}
             for path in [path for path in self.used if path.parent in folders and path not in drawn]:
                 del self.used[path]

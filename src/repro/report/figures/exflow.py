@@ -118,8 +118,8 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     _crossings(left, data, trace, flat)
     _reductions(right, data, flat, runs[runs.trace == other])
     fig.legend(ncols=3, **marks.ABOVE)
-    caption = f"{flat.routing.iloc[0]}. Crosses on the right: {MODELS.get(other, other)}, of the claims on 64 "
-    caption += f"experts. {BY_SEQUENCES} Black bars: a lower bound for any placement, on the tokens that "
+    caption = f"{flat.routing.iloc[0]}. Crosses on the right: {MODELS.get(other, other)}. "
+    caption += f"{BY_SEQUENCES} Black bars: a lower bound for any placement, on the tokens that "
     caption += f"the placement was computed from. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
     how = {

@@ -4,7 +4,7 @@ all-to-all, placement; or all of it and K/V."""
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,7 +18,7 @@ from repro.report.figures.data import Data, NothingToShow, paper, series
 
 KIND = ("system", "keys_values", "placement")  # what tells the systems of the figures apart
 _PLACED, _SENT = 3, 4  # which of the steps is all that ExFlow does, without and with keys and values
-STEPS = {  # each changes one thing of the one before; the first also replaces DeepSpeed's gate
+STEPS = {  # each is a step from the one before; "no padding" also replaces DeepSpeed's gate, "one all-to-all" also shares K/V
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed",
     ("two_all_to_alls", "gathered", "contiguous"): "no\npadding,\nour gate",
     ("coherent", "shared", "contiguous"): "one\nall-to-all",
@@ -197,7 +197,9 @@ def one_step(data: Data, setting: Mapping[str, Any], metric: str, before: int, a
     return data.sample("moe_decode", metric, {**SAME, **setting, **slow}, over=fast, sampled="occasions")
 
 
-def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
+def exflow_gain(
+    data: Data, *, metric: Literal["iteration_seconds", "routing_seconds"] = "iteration_seconds"
+) -> Drawing:
     """How many times faster than DeepSpeed's layers each step to ExFlow is, for every model and rate.
 
     `metric`: iteration_seconds, or routing_seconds for the exchanges alone.
@@ -210,8 +212,8 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     groups = [(setting, steps) for setting, steps in found if steps.keys() & {_PLACED, _SENT}]
     if not groups:
         raise NothingToShow("No occasion of moe_decode has DeepSpeed's layers and placed experts.")
-    drawn = [runs[np.logical_and.reduce([runs[name] == value for name, value in each.items()])] for each, _ in groups]
-    data.only(*drawn)
+    drawn = {path for _, steps in groups for sample in steps.values() for path in sample.runs}
+    data.only(runs[runs.path.isin(drawn)])
     fig, panels = marks.grid(len(groups), 3, (3.2, 3.6), (0.6, 0), least=7, sharey=True)
     for axes, (setting, steps) in zip(panels.flat, groups, strict=False):
         _steps(axes, steps, partial(one_step, data, setting, metric))
@@ -236,7 +238,8 @@ def exflow_gain(data: Data, *, metric: str = "iteration_seconds") -> Drawing:
     caption = f"{what}: time with DeepSpeed's layers ÷ time with all changes up to the step (the first is no padding, "
     caption += "and our gate). Dots: pairs of runs of one occasion. Marks: their geometric mean, with its 95 % interval where there are as many "
     caption += "occasions as a verdict takes. × at a step: its speedup over the step drawn before it, from pairs "
-    caption += "of these two; where numbers of pairs differ, the factors need not multiply to the whole. In a panel of one step the others were not run. Dashed: new keys and values "
+    caption += "of these two; where numbers of pairs differ, the factors need not multiply to the whole. In a panel of one step no pair of the others "
+    caption += "is of one occasion. Dashed: new keys and values "
     caption += "(K/V) are sent to all ranks too, which the paper's accounting leaves out. Dotted: the paper's "
     caption += "throughput ÷ DeepSpeed-MoE's. Settings without such pairs are left out. "
     caption += f"Network {', '.join(sorted(set(runs.fabric)))}."

@@ -45,7 +45,7 @@ _ERRORS = {  # figure, metric: name of the line
 
 
 def flover_model(data: Data) -> Drawing:
-    """v2 Fig. 4(a), 4(c), v1 Fig. 7, 8 and the memory shuffles: every printed number beside what the model predicts."""
+    """v2 Fig. 4(a), 4(c) and progress, v1 Fig. 7, 8, and the memory shuffles: every printed number beside what the model predicts."""
     runs = data.runs("flover_queue")
     runs = runs[runs.figure.notna() & runs.batch_cost.isna()]
     if runs.empty:

@@ -33,7 +33,7 @@ class Picture:
 def load(folder: Path, name: str, rows: Sequence[Row]) -> Picture | None:
     """Figure `name` (with `shipped/` before it: of the shipped records) as `folder` has it; None where it has none.
 
-    `rows`: the claims that it shows, for its alternative text."""
+    `rows`: the claims that it shows, for its alternative text. ValueError where the picture or its texts cannot be read."""
     path = folder / f"{name}.png"
     if not path.is_file():
         return None

@@ -142,10 +142,11 @@ def scaling_requests(data: Data) -> Drawing:
     caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 95 % of what is uncertain of "
     caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: the shape in the authors' configuration "
     caption += "file, whose MLP is narrower than LLaMA-65B's. Both axes are logarithmic."
-    if told := of_claims(data, _SPEEDUPS):
+    there = {claim: name for claim, name in _SPEEDUPS.items() if data.of_claim(claim)}
+    if told := of_claims(data, there):
         values = {claim.id: claim.paper_value for claim in registry.load()}
         caption += f" At {REQUESTS} requests, instances ÷ fused: {told} "
-        caption += f"(paper: {', '.join(f'{values[claim]:g}' for claim in _SPEEDUPS)})."
+        caption += f"(paper: {', '.join(f'{values[claim]:g}' for claim in there)})."
     caption += f" Instances, predicted ÷ paper, at the most requests, half and a quarter as many: {'; '.join(off)}."
     shown = tuple(PAPERS_MODELS[model] for model in found.model)
     if readings := [number for number in published if number.x is None and number.label.startswith(shown)]:

@@ -75,9 +75,10 @@ def zero_choice(data: Data, *, model: str | None = None) -> Drawing:
     for panel in axes.flat[max(0, len(runs) - columns) : len(runs)]:
         panel.set_xlabel("memory of a rank (GB)")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), ncols=5 if columns > 1 else 3, **ABOVE)
-    rates = " and ".join(f"{value:g}" for value in sorted(choice.sustained_tflops.unique()))
+    sustained = dict(zip(choice.machine, choice.sustained_tflops, strict=True))
+    rates = " and ".join(f"{value:g} ({_MACHINES[machine][0]})" for machine, value in sustained.items())
     caption = f"{parameters(choice)}, {choice.seq_len.iloc[0]} tokens per rank and micro-batch, sustained compute "
-    caption += f"{rates} TFLOP/s per rank (Frontier, A100). Every mark is a way to partition; grey area: does not fit. "
+    caption += f"{rates} TFLOP/s per rank. Every mark is a way to partition; grey area: does not fit. "
     caption += "Panel titles: the level over which the fastest that fits divides weights / gradients / optimizer "
     caption += "(whole: over none). The memory axis is logarithmic; the time axis does not begin at 0, so small "
     caption += "differences look large."

@@ -51,7 +51,7 @@ def zero_loss(
     text = f"{training.size(setting)}, tinyshakespeare. Above: thin, every step; thick, the mean of {window} steps. "
     text += f"Below: difference to {PLANS[reference]} with the same seed; grey: within 1 %. {bands}"
     if len(blocks) > 1:
-        text += " Right: one seed, which shows no order by block size; the last point has one scale per message. "
+        text += f" Right: one seed{'; the last point has one scale per message' if 0 in blocks else ''}. "
         text += f"Block sizes differ by {100 * (max(losses) / min(losses) - 1):.1f} %, seeds of {PLANS[reference]} by "
         text += f"{100 * (seeds_of.max() / seeds_of.min() - 1):.1f} %."
     return Drawing(fig, " and ".join(sorted(set(long.evidence))), f"{text} {_final(data)}".strip())
@@ -84,6 +84,6 @@ def _curves(loss: Axes, gap: Axes, curves: pd.DataFrame, window: int, plans: lis
 
 def _reference(axes: Axes, losses: pd.Series, plan: str) -> None:
     """The unquantised plan: its final loss with seed 0, and what other seeds make of it."""
-    axes.axhline(losses.get(0, np.nan), label=f"{PLANS[plan]}, 16 bits, same seed", linestyle="--", color=color(plan))
+    axes.axhline(losses.get(0, np.nan), label=f"{PLANS[plan]}, same seed", linestyle="--", color=color(plan))
     axes.axhspan(losses.min(), losses.max(), alpha=0.15, label=f"{PLANS[plan]}, all seeds", color=color(plan))
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))

@@ -50,7 +50,7 @@ def zero_prediction(data: Data) -> Drawing:
             + ("is the fastest." if longer == 0 else f"takes {100 * longer:.0f} % longer than the fastest.")
         )
     families(axes, set(paired.plan))
-    label = "other rates, ratios, nodes" if len(others) else None
+    label = "single runs in other settings" if len(others) else None
     axes.plot(others[PREDICTED], others[MEASURED], ".", color="#999999", label=label, zorder=1)
     ends = [0.8 * paired[PREDICTED].min(), 1.25 * paired[MEASURED].max()]
     axes.plot(ends, ends, color="black", linewidth=1)

@@ -87,11 +87,10 @@ class Training:
     def repeats(self) -> str:
         """How many runs stand behind a median, for captions."""
         counts = self.like(accumulation=...).groupby(["plan", "accumulation"]).repeat.nunique()
-        return (
-            f"Marks: medians of {counts.min()} to {counts.max()} runs, with their range."
-            if counts.max() > 1
-            else "One run each."
-        )
+        if counts.max() == 1:
+            return "One run each."
+        least = "" if counts.min() == counts.max() else f"{counts.min()} to "
+        return f"Marks: medians of {least}{counts.max()} runs, with their range."
 
     def size(self, setting: dict[str, Any] | None = None) -> str:
         """Ranks and parameters of a setting, for captions."""

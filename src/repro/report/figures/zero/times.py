@@ -155,8 +155,7 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
         caption += f" Pairs by rate: {_pairs(data, several, plan, rivals)}."
         caption += " Hollow: several micro-batches per step. The rates of all levels vary together, at fixed ratios."
     if panels[1]:
-        caption += f" Without levels (all links at {rate:g} Mbit/s): {said(without)}; plans without a bar were not run "
-        caption += "so."
+        caption += f" Without levels (all links at {rate:g} Mbit/s): {said(without)}."
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
 
 

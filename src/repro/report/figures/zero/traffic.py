@@ -55,12 +55,12 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     text += training.best(runs[runs.plan.isin(shown)])
     text += training.libraries(runs[runs.plan.isin(shown)])
     text += f"{HPZ} qwZ: weights are sent as INT8; qgZ: gradients as INT4, in two hops unless said otherwise."
-    text += f" Dotted: the rules for many nodes, 3 M for ZeRO-3 and 0.75 M for ZeRO++, counted for {nodes}."
+    text += f" Dotted: the rules for many nodes and one micro-batch, 3 M for ZeRO-3 and 0.75 M for ZeRO++, counted for {nodes}."
     return Drawing(fig, training.evidence, text)
 
 
 def rules(nodes: int, ranks: int) -> dict[str, float]:
-    """What the counting rules of ZeRO-3 (3 M) and ZeRO++ (0.75 M) give out of each of so many nodes, in M per step.
+    """What the counting rules of ZeRO-3 (3 M) and ZeRO++ (0.75 M) give out of each of so many nodes, in M per micro-batch.
 
     Both are for many nodes: of a gather among N ranks only (N - 1) / N travels.
     """
