@@ -82,7 +82,7 @@ def test_tokens_needed_says_that_its_searches_were_cut(trace_file):
     )
     assert cut.exit_code == whole.exit_code == 0, cut.output + whole.output
     assert json.loads(cut.stdout)["searches_cut"] == 16 and json.loads(whole.stdout)["searches_cut"] == 0
-    assert "tokens: 16 of 16 searches were cut before their rounds" in cut.stderr and "cut" not in whole.stderr
+    assert "tokens: 16 of 16 searches were cut short" in cut.stderr and "cut" not in whole.stderr
 
 
 SEARCHES = {

@@ -9,6 +9,7 @@ from repro.experiments import stored
 from repro.records import record
 
 WITHIN = 0.15  # of an error, as a share
+SLOW = 25.0  # Mbit/s between nodes: what the claims are measured at, and less
 
 
 @dataclass(frozen=True)
@@ -16,22 +17,37 @@ class Row:
     """The steps of a run that were predicted and not used to calibrate, all plans at all rates.
 
     rates    Mbit/s between nodes
-    errors   predicted ÷ measured - 1
+    made     day and processor
+    errors   predicted ÷ measured - 1, of each step; `at` its rate
     worst    the plan and rate of the largest error
     over     measured time of the plan that is predicted to be fastest ÷ that of the fastest, at the worst rate
     """
 
     rates: str
     micro_batches: int
-    date: str
+    made: str
     errors: np.ndarray
+    at: np.ndarray
     worst: str
     over: float
 
     @property
     def within(self) -> int:
         """How many are off by `WITHIN` at most."""
-        return int((np.abs(self.errors) <= WITHIN).sum())
+        return int(self._near.sum())
+
+    @property
+    def slow(self) -> int:
+        """How many are at rates of `SLOW` and below."""
+        return int((self.at <= SLOW).sum())
+
+    @property
+    def slow_within(self) -> int:
+        return int(self._near[self.at <= SLOW].sum())
+
+    @property
+    def _near(self) -> np.ndarray:
+        return np.abs(self.errors) <= WITHIN
 
     @property
     def median(self) -> float:
@@ -59,8 +75,9 @@ def _row(path: Path, run: record.Record) -> Row:
     return Row(
         rates=run.point["rates"].replace(",", ", "),
         micro_batches=run.point["accumulation"],
-        date=f"{run.provenance.start:%Y-%m-%d}",
+        made=f"{run.provenance.start:%Y-%m-%d}, {run.provenance.processor}",
         errors=errors,
+        at=steps.cluster_mbit_s.to_numpy(),
         worst=f"`{worst.plan}` at {worst.cluster_mbit_s:g}",
         over=run.metrics["first_plan_over_fastest"].value,
     )
