@@ -90,7 +90,16 @@ def test_targets_and_claims_of_commands_exist(document):
     text = "\n".join(commands(document))
     targets = set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
     assert {word for word in re.findall(r"\bmake ([a-z][a-z-]*)", text)} - targets == set()
-    known = {*figures.FIGURES, *figures.NOTEBOOKS, *experiments.names(), "replot", "outdated", "FIGURE", "NOTEBOOK", "NAME"}
+    known = {
+        *figures.FIGURES,
+        *figures.NOTEBOOKS,
+        *experiments.names(),
+        "replot",
+        "outdated",
+        "FIGURE",
+        "NOTEBOOK",
+        "NAME",
+    }
     options = r"(?: --\S*+(?: \S*[/=.]\S*+)*+)*+"  # of snakemake, with paths and settings
     asked = re.findall(rf"^(?:snakemake{options}|repro (?:reproduce|figure)) ([a-z]\w+)", text, re.MULTILINE)
     assert {*asked} - known == set()
