@@ -93,6 +93,7 @@ def test_a_link_to_a_claim_opens_it(opened):
     assert page.locator("[id='ZT-1.a'] .facts").first.is_visible()
     page.click("text=What came out")
     page.click(".tally a >> nth=0")
+    page.wait_for_function("document.getElementById('f-paper').value === 'ZT'")  # a busy browser tells the page later
     assert 0 < len(rows(page)) < 15 and "?paper=ZT" in page.url
 
 
