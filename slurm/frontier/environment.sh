@@ -9,6 +9,7 @@ module load PrgEnv-gnu/8.7.0 cpe/26.03 rocm/7.1.1 rccl-net-plugin craype-accel-a
 export LD_LIBRARY_PATH="${CRAY_LD_LIBRARY_PATH:-}:${LD_LIBRARY_PATH:-}"
 
 # --- RCCL over Slingshot ---
+unset MASTER_ADDR MASTER_PORT                  # those of a user's shell, which jobs inherit, would win over the job's own
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3  # the four NICs of a node; without it RCCL may choose the management network and hang (OLCF)
 export GLOO_SOCKET_IFNAME=hsn0                 # gloo carries barriers and small objects, over one NIC
 # Without its plugin RCCL would send over TCP and say nothing: so named, it refuses. Inside one node there is no network (OLCF).
@@ -32,11 +33,11 @@ export TRITON_CACHE_DIR="/tmp/$USER-triton-${SLURM_JOB_ID:-0}"
 
 # --- the Python environment on the node's NVMe ---
 # Hundreds of ranks that import torch from a shared file system take minutes; from the node's disk, seconds (OLCF, "Python at scale").
-# REPRO_ENVIRONMENT: an archive made once by `conda-pack --ignore-editable-packages -o environment.tar.gz`.
+# REPRO_ENVIRONMENT: an archive made once by conda-pack, as docs/slurm.md says.
 if [ -n "${REPRO_ENVIRONMENT:-}" ]; then
     staged="/mnt/bb/$USER/repro"
     sbcast --force --preserve "$REPRO_ENVIRONMENT" "/mnt/bb/$USER/environment.tar.gz"
-    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 sh -c 'mkdir -p "$1" && tar -xzf "$2" -C "$1" && "$1/bin/conda-unpack"' sh "$staged" "/mnt/bb/$USER/environment.tar.gz"
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 sh -c 'mkdir -p "$1" && tar -xzf "$2" -C "$1" && "$1/bin/python" "$1/bin/conda-unpack"' sh "$staged" "/mnt/bb/$USER/environment.tar.gz"
     export REPRO_PYTHON="$staged/bin/python"
     export PYTHONPATH="$PWD/src"  # this package itself is not in the archive
 fi

@@ -3,6 +3,7 @@
 #   command -v module > /dev/null || . "${LMOD_PKG:-$MODULESHOME}/init/sh"
 # Where a module sets SLURM_CONF, export it here as well: Snakemake's jobs have lost it, and their srun finds no configuration.
 
+unset MASTER_ADDR MASTER_PORT  # those of a user's shell, which jobs inherit, would win over the job's own
 # gloo carries barriers and small objects. It takes the address of the host's name, which often is the loopback's; so name the
 # interface of the default route (torch.distributed documentation, "Choosing the network interface").
 GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$(PATH=$PATH:/usr/sbin:/sbin ip -oneline route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p;q' || true)}"

@@ -81,6 +81,22 @@ def test_a_job_with_gpus_whose_torch_sees_none_fails_and_says_so(experiment, mon
     assert found.status == "failed" and "this job has GPUs, and torch" in found.detail
 
 
+@pytest.mark.parametrize("seen, own", [(4, 3), (1, 0)])
+def test_a_rank_has_its_gpu_before_its_point_begins(experiment, monkeypatch, seen, own):
+    taken, before = [], []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(provenance, "gpus", lambda: ([], ""))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    experiment(lambda point: before.extend(taken) or Outcome(OneNumber(m=2), conditions={"fabric": "shaped"}))
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    assert runner.run("flover_queue", Point()).status == "ok" and before == []  # no rank: it may fork some
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("REPRO_ALONE", "1")
+    assert runner.run("flover_queue", Point()).status == "ok" and before == [own]
+
+
 def test_interrupt_leaves_nothing(tmp_path, experiment):
     experiment(lambda point: _raise(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
@@ -210,21 +226,14 @@ def test_of_a_jobs_ranks_the_one_that_failed_is_heard(tmp_path, monkeypatch, exp
     assert found.cause == "oom" and "rank 1 is full" in found.detail
 
 
-def test_a_failure_of_an_earlier_step_is_replaced(tmp_path, monkeypatch, experiment):
-    for step, error in (("3", MemoryError("old")), ("4", RuntimeError("new"))):
-        in_step(monkeypatch, rank=0)
-        monkeypatch.setenv("SLURM_STEP_ID", step)
-        experiment(lambda point, error=error: _raise(error))
-        runner.run("flover_queue", PAIR, out=tmp_path / "r.json")
-    assert "new" in record.read(tmp_path / "r.json").detail
-
-
-def test_a_failure_of_an_earlier_attempt_in_a_step_of_the_same_number_is_replaced(tmp_path, monkeypatch, experiment):
+@pytest.mark.parametrize(("step", "attempt"), [("4", 1), ("3", 2)], ids=["another step", "another attempt"])
+def test_a_failure_of_an_earlier_step_or_attempt_is_replaced(tmp_path, monkeypatch, experiment, step, attempt):
     """A job that Slurm requeued may count its steps from 0 again."""
     in_step(monkeypatch, rank=0)
-    for attempt, error in ((1, MemoryError("old")), (2, RuntimeError("new"))):
+    for now, times, error in (("3", 1, MemoryError("old")), (step, attempt, RuntimeError("new"))):
+        monkeypatch.setenv("SLURM_STEP_ID", now)
         experiment(lambda point, error=error: _raise(error))
-        runner.run("flover_queue", PAIR, attempt=attempt, out=tmp_path / "r.json")
+        runner.run("flover_queue", PAIR, attempt=times, out=tmp_path / "r.json")
     assert "new" in record.read(tmp_path / "r.json").detail
 
 

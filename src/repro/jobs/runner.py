@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from repro import experiments, paths
 from repro.experiments.base import MissingHardware, Outcome, Point
-from repro.launch.errors import Done
+from repro.launch.errors import CollectiveHang, Done, RankError
 from repro.launch.joined import place_in_job, refuse_other_place
+from repro.launch.variables import number
 from repro.launch.watchdog import seconds_left
 from repro.records import provenance, record
 from repro.records.record import Cause, Record
@@ -45,9 +46,7 @@ NEEDS_GPU = "REPRO_NEEDS_GPU"  # set to 1 for a point that is to find a GPU
 
 def classify(error: BaseException) -> Cause:
     """Typed cause of an exception; a failed rank is judged by what happened in that rank."""
-    from repro import launch
-
-    if isinstance(error, launch.RankError):
+    if isinstance(error, RankError):
         if error.exception is not None:
             return classify(error.exception)
         if error.signal:
@@ -55,7 +54,7 @@ def classify(error: BaseException) -> Cause:
         return Cause.OOM if _out_of_memory(error.type_name, error.message) else Cause.UNEXPECTED
     if isinstance(error, MissingHardware):
         return Cause.MISSING_HARDWARE
-    if isinstance(error, launch.CollectiveHang):
+    if isinstance(error, CollectiveHang):
         return Cause.COMM_HANG
     if isinstance(error, TimeoutError):
         return Cause.TIMEOUT
@@ -164,6 +163,7 @@ def run(experiment: str, point: Point, repeat: int = 0, attempt: int = 1, out: P
         try:
             with limited(seconds_left(definition.timeout_s)):
                 _require_gpu()
+                _take_gpu(place)
                 outcome = definition.check(definition.run(point))
         except Done:
             raise SystemExit(0) from None
@@ -197,6 +197,18 @@ def _require_gpu() -> None:
             f"this job has GPUs, and torch {torch.__version__} (CUDA: {torch.version.cuda}, ROCm: "
             f"{torch.version.hip}) sees none: install a build for the GPUs and their driver (TORCH_INDEX in docs/slurm.md)"
         )
+
+
+def _take_gpu(place: tuple[int, int] | None) -> None:
+    """Make a rank's GPU the current one, as `launch` does later: where ranks see all GPUs of their node, a model that a
+    point makes before that would lie on the first, with those of all others. `place`: None for a process that is no rank."""
+    local = next((name for name in ("LOCAL_RANK", "SLURM_LOCALID") if name in os.environ), None)
+    if place is None or local is None:  # without a local rank `launch` says what is missing
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(number(local, 0) % torch.cuda.device_count())
 
 
 def _interrupted(error: BaseException | None) -> bool:
