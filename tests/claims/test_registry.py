@@ -258,6 +258,13 @@ def test_an_occasion_whose_processor_says_more_joins_those_that_tell_its_name_al
     assert len(verdict(named(*runs[:12], *made(runs[12:], cpu_kind="AVX2")), value=TIMED).values) == 8
 
 
+def test_a_processor_that_tells_its_name_alone_does_not_join_two_kinds():
+    runs = occasions([[2.0, 2.0]] * 4)
+    on = [*runs[:4], *made(runs[4:8], cpu_kind="AVX2"), *made(runs[8:], cpu_kind="AVX-512")]
+    row = verdict(named(*on), value=TIMED)
+    assert len(row.values) == 4 and row.agreement == "inconclusive"
+
+
 def test_pairs_of_two_kinds_of_machine_are_not_put_together():
     runs = occasions([[2.0, 2.0]] * 2 + [[1.0, 1.0]] * 2)
     row = verdict(named(*runs[:8], *made(runs[8:], cpu="another")), value=TIMED)
@@ -266,11 +273,16 @@ def test_pairs_of_two_kinds_of_machine_are_not_put_together():
 
 
 def test_runs_of_two_versions_of_the_code_are_told():
-    one, *others = occasions([[2.0, 2.0]] * 4)
-    assert verdict(named(*made([one], source_hash="another"), *others), value=TIMED).reason.endswith(
-        "the runs are of 2 versions of the code"
-    )
-    assert "versions" not in verdict(named(one, *others), value=TIMED).reason
+    runs = occasions([[2.0, 2.0]] * 4)
+    row = verdict(named(*made(runs[:2], source_hash="another"), *runs[2:]), value=TIMED)
+    assert len(row.values) == 8 and row.reason.endswith("the runs are of 2 versions of the code")
+    assert "versions" not in verdict(named(*runs), value=TIMED).reason
+
+
+def test_runs_by_two_versions_of_the_code_are_no_pair():
+    runs = occasions([[2.0, 2.0]] * 4)
+    row = verdict(named(*made(runs[:1], source_hash="another"), *runs[1:]), value=TIMED)
+    assert len(row.values) == 7 and row.reason.endswith("2 runs have a partner by other code")
 
 
 def test_what_has_all_its_runs_is_read_before_what_has_few():

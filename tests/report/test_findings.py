@@ -30,19 +30,23 @@ def test_a_sentence_stands_under_what_the_verdict_on_its_claim_says():
     told = [(section.partition("\n")[0], each) for section in sections for each in re.findall("^- .*", section, re.M)]
     assert len(told) > 30
     for heading, sentence in told:
-        first = re.search(r"[A-Z]{2}-[\w.-]+(?:, an? \w+)?: \*([\w ]+)\*", sentence)
-        assert heading == _heading(first[1] if first else "inconclusive"), sentence
+        first = re.search(r"[A-Z]{2}-[\w.-]+(?:, an? ([\w-]+))?: \*([\w ]+)\*", sentence)
+        assert heading == (_heading(first[2], first[1]) if first else "Cannot be told here"), sentence
 
 
 @pytest.mark.parametrize("agreement", registry.WORDS)
 def test_every_verdict_has_a_heading(rows, agreement):
-    """Also one that no shipped claim has at present."""
-    heading_of = findings.vocabulary([rows[0].model_copy(update={"agreement": agreement})], "page.md.j2")["heading_of"]
-    assert heading_of(rows[0].id) == _heading(agreement)
+    """Also one that no shipped claim has at present; and what no paper claims has one whatever its verdict."""
+    changed = [rows[0].model_copy(update={"agreement": agreement, "kind": kind}) for kind in ("claim", "critique")]
+    for row in changed:
+        heading_of = findings.vocabulary([row], "page.md.j2")["heading_of"]
+        assert heading_of(row.id) == _heading(agreement, row.kind)
     assert heading_of() == "Cannot be told here"
 
 
-def _heading(agreement):
+def _heading(agreement, kind=None):
+    if kind in ("critique", "variant"):
+        return "Asked by us"
     holds = agreement in ("reproduced", "consistent", "further")
     open_ = agreement in ("inconclusive", "skipped", "not run")
     return "Holds here" if holds else "Cannot be told here" if open_ else "Holds in part, or not"

@@ -29,9 +29,9 @@ def of(
         value, low, high = sequences.ratio(sides, *reading.columns, reading.complement)
         if reading.form == "reduction":
             value, low, high = 1 - value, 1 - high, 1 - low
-        if len(values) > 1:  # other sequences are one source of chance, what a seed draws is another: both are in it
-            _, (lowest, highest) = _of_mean(reading, values, occasions)
-            low, high = min(low, lowest), max(high, highest)
+        if len(values) > 1:  # other sequences are one source of chance, what a seed draws is another: both add up
+            mean, (lowest, highest) = _of_mean(reading, values, occasions)
+            low, high = value - math.hypot(value - low, mean - lowest), value + math.hypot(high - value, highest - mean)
         return value, (low, high)
     return _of_mean(reading, values, occasions)
 

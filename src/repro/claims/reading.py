@@ -37,7 +37,8 @@ class Reading(Strict):
     - seeds: what is drawn at random. Seeds 0 to `runs` - 1, and the t-interval of their mean;
     - sequences: which texts are routed. Resampled from the series of the runs, whose `columns` are the numerator and
       denominator of the metric, a row per sequence; both sides of a ratio together. With several seeds, which draw what
-      is compared, an interval that holds both that of these and that of the sequences.
+      is compared, half of the interval is the root of the sum of squares of both halves, of seeds and of sequences. It
+      covers at least what each of them claims (Banerjee, 1960); the wider of the two would not.
     """
 
     experiment: str

@@ -170,7 +170,7 @@ def _evaluate(claim: Claim, records: Mapping[Path, Record], problems: Sequence[s
         return _row(claim, "not run", reason, found.runs)
     agreement, why = "inconclusive", "too few runs"
     if found.complete:
-        agreement, why = judge(claim, *found.interval)
+        agreement, why = judge(claim, found.value, *found.interval)
     scope = scope_of(claim, found)
     outside = [] if scope == "paper's setting" else [f"{scope}: {claim.scope.outside}"]
     ours = {
@@ -228,9 +228,9 @@ def relative(path: Path) -> str:
     return (full.relative_to(root) if full.is_relative_to(root) else path).as_posix()
 
 
-def papers() -> dict[str, document.Paper]:
-    """The papers of `config/claims.yaml` by the prefix of their claims."""
-    return config.load_yaml(paths.root() / "config/claims.yaml", document.Document).papers
+def papers(path: Path | None = None) -> dict[str, document.Paper]:
+    """The papers of a file, else of `config/claims.yaml`, by the prefix of their claims."""
+    return config.load_yaml(path or paths.root() / "config/claims.yaml", document.Document).papers
 
 
 def tally(rows: Sequence[Verdict]) -> str:

@@ -1,8 +1,10 @@
 """Our value of a claim, and the runs that it rests on.
 
 Runs that differ only in repeat and seed are repeats of one configuration. Groups (two sides of a ratio, the steps of a
-sequence) are compared inside one configuration and one evidence kind, repeat by repeat; nothing is ever mixed. Which
-repeats count is said before the runs, and further ones are not read: so no verdict can be had by running until it comes.
+sequence) are compared inside one configuration and one evidence kind, repeat by repeat, and times of one machine, code
+and occasion. Pairs by several versions of the code are put together, which is told.
+Which repeats count is said before the runs, and further ones are not read: so no verdict can be had by running until
+it comes.
 """
 
 import math
@@ -126,9 +128,9 @@ def _sample(
     if not pairs:
         return None
     if reading.sampled == "occasions":
-        known = _known(run for _, found in pairs for _, run in found)
-        kinds = Counter(machine(found[0][1], known) for _, found in pairs)
-        kept = [pair for pair in pairs if machine(pair[1][0][1], known) == kinds.most_common(1)[0][0]]
+        by_kind = _told_apart(run for _, found in pairs for _, run in found)
+        kinds = Counter(machine(found[0][1], by_kind) for _, found in pairs)
+        kept = [pair for pair in pairs if machine(pair[1][0][1], by_kind) == kinds.most_common(1)[0][0]]
         left_out["ran on another kind of machine than the rest"] += len(groups) * (len(pairs) - len(kept))
         pairs = kept
     values = [value for value, _ in pairs]
@@ -168,35 +170,40 @@ def _usable(reading: Reading, run: Record, evidence: Evidence) -> bool:
 
 
 def _fault(reading: Reading, found: Sequence[tuple[Path, Record]]) -> str:
-    """Why runs of one repeat are not compared, as times of two occasions or kinds of machine never are; empty where they
-    are. Jobs of one call begin when the queue lets them, and each has its nodes for itself: they are of one occasion."""
+    """Why runs of one repeat are not compared, as times of two occasions, kinds of machine or versions of the code never
+    are; empty where they are. Jobs of one call begin when the queue lets them, and each has its nodes for itself: they
+    are of one occasion."""
     if reading.sampled != "occasions":
         return ""
     [kinds] = machines([run for _, run in found])
     if len(kinds) > 1:
         return "have a partner on another kind of machine"
+    if len({(run.provenance.source_hash, run.provenance.gpu_hash) for _, run in found}) > 1:
+        return "have a partner by other code"
     if all(run.provenance.slurm and run.evidence == "measured" for _, run in found):  # on nodes, not on a box's
         return ""
     apart = len(set(statistics.occasions([run.provenance.start for _, run in found]))) > 1
     return _alone(reading) if apart else ""
 
 
-def machine(run: Record, known: bool) -> tuple[str, int, tuple[str, ...]]:
-    """The kind of machine that it ran on: processor (by its name alone unless its kind is `known`), how many, kinds of
+def machine(run: Record, by_kind: bool) -> tuple[str, int, tuple[str, ...]]:
+    """The kind of machine that it ran on: processor (by its name alone unless `by_kind`), how many, kinds of
     GPUs, of which a step of a job may see a part."""
     made = run.provenance
-    return made.processor if known else made.cpu, made.cores, tuple(sorted(set(made.gpu)))
+    return made.processor if by_kind else made.cpu, made.cores, tuple(sorted(set(made.gpu)))
 
 
-def _known(runs: Iterable[Record]) -> bool:
-    """Whether all say more of their processors than the name; those of before 2026-11-29 do not."""
-    return all(run.provenance.cpu_kind for run in runs)
+def _told_apart(runs: Iterable[Record]) -> bool:
+    """Whether some tell different kinds of processors of one name. Those of before 2026-11-29 tell the name alone."""
+    kinds = {(run.provenance.cpu, run.provenance.cpu_kind) for run in runs if run.provenance.cpu_kind}
+    return len(kinds) > len({name for name, _ in kinds})
 
 
 def machines(*sides: Sequence[Record]) -> list[set[tuple[str, int, tuple[str, ...]]]]:
-    """The kinds of machines of each side. Processors of one name count as one kind unless all runs say more of theirs."""
-    known = _known(run for side in sides for run in side)
-    return [{machine(run, known) for run in side} for side in sides]
+    """The kinds of machines of each side. Processors of one name count as one kind unless two runs tell different ones:
+    then one that tells none is of neither."""
+    by_kind = _told_apart(run for side in sides for run in side)
+    return [{machine(run, by_kind) for run in side} for side in sides]
 
 
 def _alone(reading: Reading) -> str:

@@ -1,7 +1,8 @@
 """The verdict on one claim has two axes: how our value agrees with the paper's, and in which setting it was found.
 
-The whole interval of our value is judged, not its middle. What the interval leaves open is *consistent* or
-*inconclusive*, never *reproduced*; and what was not measured as often as the claim asks for is not judged at all.
+The whole interval of our value is judged, not its middle alone. What the interval leaves open is *consistent* where the
+value itself agrees, else *inconclusive*, and never *reproduced*; and what was not measured as often as the claim asks for
+is not judged at all. So no verdict becomes kinder by more noise.
 """
 
 import math
@@ -18,11 +19,11 @@ Scope = Literal["paper's setting", "scaled down", "modelled"]
 AGREEMENT: dict[Agreement, str] = {
     "reproduced": "our whole interval is within the tolerance of the paper's value; of an ordering: it holds",
     "further": "our whole interval is beyond the paper's value and its tolerance, in the direction of the claim",
-    "consistent": "our interval overlaps the tolerance without lying inside it, is at most twice as wide, and leaves out *no "
-    "effect* (the value if the paper's idea did nothing), where there is one",
+    "consistent": "our value is within the tolerance; its interval is not wholly, but is at most twice as wide, and leaves out "
+    "*no effect* (the value if the paper's idea did nothing), where there is one",
     "same direction": "our whole interval is on the paper's side of *no effect*, but another size",
-    "inconclusive": "fewer runs than the claim asks for; or an interval that reaches into the tolerance, and is more than twice "
-    "as wide or holds *no effect*; of an ordering: it is left open",
+    "inconclusive": "fewer runs than the claim asks for; or an interval that reaches into the tolerance from a value outside of "
+    "it, is more than twice as wide, or holds *no effect*; of an ordering: it is left open",
     "deviates": "our interval misses the tolerance, and is not wholly on the paper's side of *no effect* or there is no such "
     "value; or it lies wholly on the other side; of an ordering: it does not hold, or not beyond the tolerance",
 }
@@ -76,8 +77,8 @@ class Rule(Strict):
         return most < self.no_effect if self.paper_value > self.no_effect else least > self.no_effect
 
 
-def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
-    """How the interval from `least` to `most` of our value agrees with the claim, and why, in a few words."""
+def judge(rule: Rule, value: float, least: float, most: float) -> tuple[Agreement, str]:
+    """How our value, with its interval from `least` to `most`, agrees with the claim, and why, in a few words."""
     low, high = rule.band
     inside, apart = low <= least and most <= high, most < low or high < least
     if rule.paper_value is None:
@@ -96,7 +97,9 @@ def judge(rule: Rule, least: float, most: float) -> tuple[Agreement, str]:
     if not apart:
         if most - least > WIDEST * (high - low):
             return "inconclusive", f"the interval is more than {WIDEST} times as wide as the tolerance it reaches into"
-        return "consistent", "the interval reaches into the tolerance and out of it"
+        if not low <= value <= high:
+            return "inconclusive", "the interval reaches into the tolerance, but the value is outside of it"
+        return "consistent", "the value is within the tolerance, its interval not wholly"
     if rule.better(least, most):
         return "further", "further than the paper's value, in the direction of the claim"
     if rule.no_effect is None:

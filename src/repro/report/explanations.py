@@ -25,9 +25,11 @@ OPEN = ("deviates", "inconclusive", "not run", "skipped")  # words that call for
 
 class Rung(Strict):
     """A step of the ladder: the claim's own reading with these keys in place of its own; one that names an experiment
-    stands alone. With a `unit` of its own it is a number beside the ladder, which is not judged."""
+    stands alone. With a `unit` of its own it is a number beside the ladder, as a `part` one of several that together are
+    the claim: neither is judged."""
 
     says: str
+    part: bool = False
     value: dict[str, Any] = Field(default_factory=dict)
     unit: str = ""
 
@@ -152,7 +154,7 @@ def tell(
 
 def _rung(claim: Claim, rung: Rung, records: Mapping[Path, Record]) -> tuple[str, str, str]:
     row = registry.evaluate([_changed(claim, rung, "")], records)[0]
-    word = "" if rung.unit and row.value is not None else row.agreement
+    word = "" if (rung.unit or rung.part) and row.value is not None else row.agreement
     evidence = f" {row.evidence}" if row.evidence else ""
     return rung.says, registry.numbers(row)[1] + evidence, word
 

@@ -11,6 +11,7 @@ _HEADINGS = {  # of sentences, by the verdict on the claim that they are about
     "Holds in part, or not": ("same direction", "deviates"),
     "Cannot be told here": ("inconclusive", "skipped", "not run"),
 }
+_ASKED = "Asked by us"  # the heading of what no paper claims
 
 
 def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
@@ -18,8 +19,8 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
 
     said      our number beside the paper's, with both axes of the verdict: `1.4 × [1.3, 1.5] (paper 1.71 ×; ZT-1.a …)`
     ours      our number alone
-    headings  of sentences: what holds, what does not, what cannot be told
-    heading_of  the heading for a claim, by its verdict; without a claim, the last heading
+    headings  of sentences: what holds, what does not, what cannot be told, what we asked
+    heading_of  the heading for a claim, by its verdict, or of what we asked; without a claim, that of what cannot be told
     tallies   by the prefix of a paper's claims, how many agree how
     papers    by prefix
 
@@ -36,6 +37,8 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
         return registry.numbers(verdict(claim_id))[1]
 
     def heading_of(claim_id: str = "") -> str:
+        if claim_id and verdict(claim_id).kind in ("critique", "variant"):
+            return _ASKED
         agreement = verdict(claim_id).agreement if claim_id else "inconclusive"
         return next(heading for heading, agreements in _HEADINGS.items() if agreement in agreements)
 
@@ -48,5 +51,5 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
 
     prefixes = dict.fromkeys(name.split("-")[0] for name in judged)
     tallies = {p: registry.tally([row for row in rows if row.id.startswith(f"{p}-")]) for p in prefixes}
-    sentences = {"said": said, "ours": ours, "headings": tuple(_HEADINGS), "heading_of": heading_of}
+    sentences = {"said": said, "ours": ours, "headings": (*_HEADINGS, _ASKED), "heading_of": heading_of}
     return sentences | {"tallies": tallies, "papers": registry.papers()}

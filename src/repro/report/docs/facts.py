@@ -141,8 +141,6 @@ def _system(name: str) -> str:
 
 def software(runs: Sequence[Record]) -> dict[str, str]:
     """Versions of Python and the packages that results depend on, of the newest record that names all."""
-    if not runs:
-        return {}
     newest = max(runs, key=lambda run: (len(run.provenance.packages), run.provenance.start)).provenance
     return {"Python": newest.python, **newest.packages}
 

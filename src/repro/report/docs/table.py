@@ -81,8 +81,7 @@ class Row:
     @property
     def notebook(self) -> str:
         """That of its figure, else of the figure that reads its experiment."""
-        name = self.figure or (_figure(self.claim) if self.claim.value else "")
-        return figures.entry(name).notebook if name else ""
+        return figures.entry(_figure(self.claim)).notebook if self.claim.value else ""
 
 
 def minutes(rows: Sequence[Row]) -> str:
