@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from repro import paths
@@ -32,7 +33,7 @@ def call(*arguments: str, code: int = 0) -> str:
 
 
 def test_doctor_json():
-    report = json.loads(call("doctor", "--json"))
+    report = json.loads(call("doctor", "--json"), parse_constant=pytest.fail)
     assert {
         "python",
         "torch",
@@ -89,10 +90,17 @@ def test_doctor_for_people_names_every_tier():
 
 
 def test_plan_json():
-    document = json.loads(call("plan", "--tier", "smoke", "--json"))
+    document = json.loads(call("plan", "--tier", "smoke", "--json"), parse_constant=pytest.fail)
     assert document["tier"] == "smoke" and document["jobs"]
     assert {"experiment", "point", "repeat", "state", "minutes", "ranks"} <= document["jobs"][0].keys()
     assert all({"jobs", "to_run", "minutes"} <= figure.keys() for figure in document["figures"].values())
+
+
+def test_a_file_that_cannot_be_read_is_not_told_as_a_fault_of_standard_output():
+    program = "from repro.cli import app, planned; planned.document = lambda found: open('/nowhere')\n"
+    program += "app(['plan', '--tier', 'smoke', '--json'])"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 2 and "error: [Errno 2] No such file or directory: '/nowhere'" in ended.stderr
 
 
 def test_plan_for_people_names_the_totals():
@@ -125,7 +133,8 @@ def test_run_keeps_a_record_where_readers_find_it(tmp_path):
 
 
 def test_run_prints_the_record_without_out():
-    assert json.loads(call("run", "flover_queue", "--set", "requests=2", "--set", "seeds=2"))["status"] == "ok"
+    said = call("run", "flover_queue", "--set", "requests=2", "--set", "seeds=2")
+    assert json.loads(said, parse_constant=pytest.fail)["status"] == "ok"
 
 
 def test_failed_point_exits_1_or_0_when_asked(tmp_path):
@@ -152,11 +161,26 @@ def test_a_relative_root_holds_for_programs_that_start_elsewhere(monkeypatch):
     assert os.environ["REPRO_ROOT"] == str(root)
 
 
+def test_claims_of_a_file_of_ones_own_are_judged(tmp_path):
+    """The shipped runs by a claim that this package does not have: its title, its tolerance, its verdict."""
+    text = (paths.root() / "config/claims.yaml").read_text()
+    group = yaml.safe_load(text)["groups"]["zero_convergence"]
+    mine = {"XY-1": group["claims"]["ZT-3.a"] | {"scope": {"outside": "a small model"}, "tolerance": 0.5}}
+    papers = {"XY": {"title": "A paper of mine", "id": "2611.00001", "version": "v1"}}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"papers": papers, "groups": {"loss": group | {"claims": mine}}}))
+    said = call("claims", "--claims", str(path), "--results", str(SHIPPED))
+    assert "A paper of mine" in said and "1 claim (" in said
+    (row,) = json.loads(call("claims", "--claims", str(path), "--results", str(SHIPPED), "--json"))
+    assert row["id"] == "XY-1" and row["agreement"] == "reproduced"
+    assert "gone.yaml" in call("claims", "--claims", str(tmp_path / "gone.yaml"), code=2)
+
+
 def test_every_row_is_shown_where_a_papers_claims_do_not_follow_each_other(monkeypatch):
     rows = registry.evaluate(registry.load(), {})
     monkeypatch.setattr(console.stdout, "width", 200)
     with console.stdout.capture() as said:
-        verdicts.show([*rows[1:], rows[0]], "a folder", grouped=False, reasons=False)
+        verdicts.show([*rows[1:], rows[0]], registry.papers(), "a folder", grouped=False, reasons=False)
     assert all(re.search(rf"^ *{re.escape(row.id)} ", said.get(), re.M) for row in rows)
 
 

@@ -48,7 +48,8 @@ class _App(typer.Typer):
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
             if not isinstance(error, BrokenPipeError):  # who reads no further knows it
-                print(f"error: standard output: {error}", file=sys.stderr)
+                what = "" if error.filename else "standard output: "  # an error about a file names it
+                print(f"error: {what}{error}", file=sys.stderr)
             sys.exit(2)
 
 
@@ -245,6 +246,12 @@ def claims(
     ] = None,
     primary: Annotated[bool, typer.Option("--primary", help="Only the papers' primary claims.")] = False,
     experiment: Annotated[str | None, typer.Option(help="Only claims that this experiment answers.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--claims", help="A file with claims of your own (`repro schema claims`); default: config/claims.yaml."
+        ),
+    ] = None,
     details: Annotated[bool, typer.Option("--details", help="Also the reason of each verdict.")] = False,
     json_: Json = False,
     out: Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.")] = None,
@@ -260,7 +267,7 @@ def claims(
     with user_errors():
         folder = results_folder(results)
         try_output(out)
-        known = verdicts.chosen(registry.load(), which or [], experiment)
+        known = verdicts.chosen(registry.load(file), which or [], experiment)
         found = stored.collect(records_folder(folder))
         judged = registry.evaluate(known, found.records, found.problems)
     judged = [row for row in judged if agreement in (None, row.agreement) and kind in (None, row.kind)]
@@ -276,19 +283,13 @@ def claims(
         emit(rows)
     else:
         filtered = which or agreement or kind or primary or experiment
-        of = f"{folder} (and report.html)" if (folder / "report.html").exists() else str(folder)
-        verdicts.show(judged, of, grouped=not (filtered or details), reasons=details)
+        of = f"{folder} (and report.html)" if (folder / "report.html").exists() and file is None else str(folder)
+        verdicts.show(judged, registry.papers(file), of, grouped=not (filtered or details), reasons=details)
     if found.problems or not found.records:
         raise typer.Exit(3)
 
 
-app.command()(compare)
-app.command()(place)
-app.command()(explain)
-app.command()(docs)
-app.command()(bundle)
-app.command()(unbundle)
-for command in (drawing.figure, drawing.notebook, drawing.report):
+for command in (compare, place, explain, docs, bundle, unbundle, drawing.figure, drawing.notebook, drawing.report):
     app.command()(command)
 app.add_typer(box_commands, name="box")
 

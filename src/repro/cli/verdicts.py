@@ -1,6 +1,6 @@
 """How `repro claims` chooses claims, and shows verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rich import box
@@ -12,6 +12,7 @@ from rich.text import Text
 from repro.claims import registry
 from repro.claims.claim import Claim
 from repro.claims.compare import cells
+from repro.claims.document import Paper
 from repro.claims.registry import Verdict
 from repro.claims.sides import Row
 from repro.cli.console import print_older_code, stdout
@@ -43,10 +44,9 @@ def _fits(claim: Claim, word: str) -> bool:
     return claim.paper == word or (word != "" and claim.id.startswith(word))
 
 
-def show(rows: Sequence[Verdict], of: str, grouped: bool, reasons: bool) -> None:
+def show(rows: Sequence[Verdict], papers: Mapping[str, Paper], of: str, grouped: bool, reasons: bool) -> None:
     """A table for each paper, and where the records are, `of`. `grouped`: one table of the first claim of each id, and of
     the others the verdicts in words. `reasons`: lines of text instead, which are not grouped."""
-    papers = registry.papers()
     by_paper: dict[str, list[Verdict]] = {}
     for row in rows:
         by_paper.setdefault(row.id.split("-")[0], []).append(row)
