@@ -4,7 +4,9 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -92,6 +94,14 @@ def smoke_points(project: Path, grids: dict[str, list[dict]]) -> None:
     for name, experiment in document["experiments"].items():
         experiment["tiers"] = {"smoke": grids[name]} if name in grids else {}
     path.write_text(yaml.safe_dump(document))
+
+
+def wait_for(what: Callable[[], object], process: subprocess.Popen) -> None:
+    """Until something is so, while a process runs; two minutes at most, on cores that other tests share."""
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
 
 
 @pytest.fixture

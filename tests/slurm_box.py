@@ -30,18 +30,15 @@ def boxed(**settings):
     """A box while the block runs, with the commands of Slurm asking it."""
     if reason := lacking():
         pytest.skip(reason)
-    before = os.environ.get("SLURM_CONF")
     box.up(box.Settings(**settings))
     _boxes.append(boxes.mine())
-    os.environ["SLURM_CONF"] = str(own().configuration)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(own().configuration))
+            yield
     finally:
         box.down()
         _boxes.pop()
-        os.environ.pop("SLURM_CONF")
-        if before is not None:
-            os.environ["SLURM_CONF"] = before
 
 
 def own() -> boxes.OwnedBox:

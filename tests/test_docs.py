@@ -177,6 +177,20 @@ def test_going_on_from_a_checkpoint(tmp_path, monkeypatch):
         assert checkpoint.steps("checkpoints") == saved
 
 
+def test_stored_weights_for_a_model_on_the_meta_device(tmp_path, monkeypatch):
+    """What a checkpoint then holds are these weights, to the bit."""
+    monkeypatch.chdir(tmp_path)
+    config = GPTConfig(layers=1, hidden=16, heads=2, seq_len=8, vocab=31)
+    stored = dict(GPT(config).state_dict())
+    with torch.device("meta"):
+        model = GPT(config)
+    begin = "import torch.distributed as dist\nfrom repro import zero\nfrom repro.topology import frontier\n"
+    begin += "dist.init_process_group()\nplan = zero.plan.hierarchical(frontier(nodes=1, packages=1))\n"
+    text = begin + program("docs/zero.md", "named_modules") + 'zero.checkpoint.save("checkpoints", 0, optimizer)\n'
+    run_on_ranks(text, 2, {"model": model, "stored": stored, "torch": torch})
+    torch.testing.assert_close(checkpoint.consolidated("checkpoints"), stored, rtol=0, atol=0)
+
+
 def test_decoding_on_four_ranks(monkeypatch):
     """With fewer rounds and tokens."""
     monkeypatch.chdir(paths.root())

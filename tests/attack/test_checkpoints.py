@@ -345,7 +345,9 @@ def _loads(rank: int, world: int, folders: dict[str, Path]) -> dict[str, Any]:
     found["training"] = [samples.train(*run, [9, 10]) for run in runs]
     for what in HARMLESS:
         error = _attempt(lambda what=what: checkpoint.load(folders[what], optimizer))
-        found[what] = (*error, [part.inner.state_dict()["state"][0]["step"].item() for part in [optimizer.masters]])
+        steps = optimizer.masters.inner.state_dict()["state"][0]["step"]
+        found[what] = (*error, steps.item())
+        steps.zero_()  # else the next load would have nothing to do
     return found
 
 
@@ -393,7 +395,7 @@ def test_training_goes_on_as_if_no_load_had_been_tried(loaded):
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_does_no_harm_is_loaded(loaded, folders, what):
     for rank in loaded:
-        assert rank[what] == ("", "", [2.0])
+        assert rank[what] == ("", "", 2.0)
     assert not (folders[what] / NEWEST / "ran").exists()
 
 

@@ -114,16 +114,10 @@ REFUSED = [
     # run
     pytest.param("run zero_trian", 2, "closest: zero_train", id="run: experiment misspelt"),
     *(pytest.param(["run", name], 2, "known: exflow_affinity", id=f"run: experiment {name[:14]!r}") for name in ("", "../zero_train", "common", "base", "stored", "zero_train.run", "zero\ntrain", "zero\0train", "zero_train ", LONG, "é", "__init__")),
-    pytest.param("run flover_queue --set requests", 2, "expected key=value", id="run: a setting without value"),
-    pytest.param("run flover_queue --set =4", 2, "expected key=value", id="run: a setting without key"),
-    pytest.param(["run", "flover_queue", "--set", ""], 2, "expected key=value", id="run: an empty setting"),
-    pytest.param("run flover_queue --set requests=", 2, "requests", id="run: an empty number"),
     pytest.param("run flover_queue --set size=4", 2, "known keys: seed", id="run: an unknown key"),
-    *(pytest.param(["run", "flover_queue", "--set", f"requests={text}"], 2, "requests", id=f"run: requests={text[:20]!r}") for text in ("many", "-1", "0", "2.5", "[1]", "{a: 1}", "null", "[", "'", "!!python/object/apply:os.system [true]", "2026-01-01", "1e400", ".inf", ".nan", "*x", "&a [*a]", "4\0", "\x07", "0x", "1_0:70")),
-    *(pytest.param(["run", "flover_queue", "--set", f"interval_ms={text}"], 2, "interval_ms", id=f"run: interval_ms={text!r}") for text in (".inf", "-.inf", ".nan", "fast", "-1")),
+    *(pytest.param(["run", "flover_queue", "--set", f"requests={text}"], 2, "requests", id=f"run: requests={text[:20]!r}") for text in ("-1", "0", "2.5", "'", "1e400", "\x07", "0x", "1_0:70")),
     pytest.param(["run", "flover_queue", "--set", "policy=best"], 2, "allowed: ", id="run: a word that is none"),
     pytest.param("run flover_queue --set window_s=3", 2, "only the policies", id="run: a contradiction"),
-    pytest.param("run flover_queue --set seed=-1", 2, "seed", id="run: a seed below 0"),
     pytest.param("run flover_queue --repeat -1", 2, "--repeat", id="run: a repeat below 0"),
     pytest.param("run flover_queue --repeat x", 2, "--repeat", id="run: a repeat that is no number"),
     pytest.param(["run", "flover_queue", "--repeat", "9" * 400], 2, "--repeat", id="run: a repeat of 400 digits"),
@@ -154,7 +148,6 @@ REFUSED = [
     pytest.param("compare HERE/empty HERE/results", 2, "no records in ", id="compare: no records"),
     pytest.param(["compare", "a\0b"], 2, "no folder", id="compare: NUL"),
     pytest.param(["compare", LONG], 2, "File name too long", id="compare: a long name"),
-    pytest.param("compare HERE/damaged HERE/results", 2, "not used: ", id="compare: a damaged record"),
     # figure, notebook, report
     pytest.param("figure zero_byte", 2, "closest: zero_bytes", id="figure: misspelt"),
     *(pytest.param(["figure", name], 2, "known: claims_overview", id=f"figure: {name[:14]!r}") for name in ("", "../zero_bytes", "zero_bytes.png", "base", "zero\nbytes", "zero\0bytes", LONG)),
@@ -242,14 +235,13 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(here, tmp_path, mon
 
 
 FRONTIER = pytest.param("plan --platform frontier", marks=pytest.mark.exhaustive, id="plan for Frontier")
-JSON = ["doctor", "plan", "plan --tier smoke", FRONTIER, "plan --platform box --tier smoke"]
+JSON = ["plan", FRONTIER, "plan --platform box --tier smoke"]
 JSON += [
     "claims --results HERE/results",
     "claims ZT --results HERE/results",
     "claims --agreement deviates --results HERE/results",
 ]
 JSON += ["compare HERE/results HERE/results"]
-JSON += ["run flover_queue --set requests=2 --set seeds=2"]
 
 
 @pytest.mark.parametrize("words", JSON)
@@ -257,8 +249,7 @@ def test_json_is_strict(here, words):
     def no(constant: str) -> None:
         raise AssertionError(f"{constant} in the JSON")
 
-    switch = [] if words.startswith("run") else ["--json"]
-    code, out, _ = called(*words.replace("HERE", str(here)).split(), *switch)
+    code, out, _ = called(*words.replace("HERE", str(here)).split(), "--json")
     assert code == 0
     json.loads(out, parse_constant=no)
 
@@ -267,8 +258,6 @@ ACCEPTED = [
     pytest.param("claims ZT-1.a --results HERE/results", "1 claim (", id="claims: one"),
     pytest.param("claims --results HERE/results/records", "claims", id="claims: the folder of records itself"),
     pytest.param("claims --results HERE/results --out HERE/new/claims.json", "claims", id="claims: --out in a new folder"),
-    pytest.param("schema claims", "properties", id="schema"),
-    pytest.param("schema record", '"title": "Record"', id="schema: a record"),
 ]  # fmt: skip
 
 

@@ -255,7 +255,8 @@ def test_an_impossible_request_is_refused_and_disturbs_nobody(changes, words):
         engine.submit(request)
     engine.step()
     engine.cancel(3)
-    refuses(lambda: engine.submit(Request(**ASKED | changes)), RequestError, *words)
+    asked = Request(**ASKED | changes)
+    refuses(lambda: engine.submit(asked), RequestError, f"request {asked.id}: ", *words)
     found = drained(engine)
     assert {n: found[n].tokens for n in (1, 2)} == answers_alone(others[:2])
     assert found[3].finish_reason == "cancelled" and set(found) == {1, 2, 3}

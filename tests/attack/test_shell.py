@@ -223,7 +223,6 @@ REFUSED = [
     refused("a misspelt field", "part_options", ["--x={gpu}"], "slurm.part_options", "{gpu}", "only {gpus}"),
     refused("an empty field", "part_options", ["--x={}"], "slurm.part_options", "{}", "only {gpus}"),
     refused("a field by number", "part_options", ["--x={0}"], "slurm.part_options", "{0}", "only {gpus}"),
-    refused("not there", "environment", "none.sh", "slurm.environment: found 'none.sh'"),
 ]
 
 

@@ -371,7 +371,6 @@ SLURM = [
     cell("0", "slurm.running_jobs", 0, "slurm.running_jobs: ", "found 0"),
     cell("a trillion", "slurm.running_jobs", 10**12, "slurm.running_jobs: ", "found 1000000000000"),
     cell("a text", "slurm.queued_jobs", "90", "slurm.queued_jobs: ", "found '90'"),
-    cell("0", "slurm.pack_minutes", 0, "slurm.pack_minutes: ", "found 0"),
     cell("unknown", "slurm.readers", "login", "slurm.readers: ", "found 'login'", "'driver', 'job'"),
 ]
 
@@ -398,10 +397,8 @@ REGISTRY = [
     cell("without claims", GROUP, {"unit": "s"}, f"{GROUP}.claims: Field required"),
     cell("a list", f"{GROUP}.claims", [], f"{GROUP}.claims: ", "found []"),
     cell("misspelt", f"{GROUP}.unti", "s", f"{GROUP}: found unti", "known keys: claims"),
-    cell("no id", f"{GROUP}.claims.zt1", {}, f"{GROUP}.claims: found 'zt1'", "the prefix of a paper"),
     cell("a list", f"{GROUP}.claims.ZT-1", [], f"{GROUP}.claims.ZT-1: ", "found []"),
     cell("misspelt", f"{GROUP}.claims.ZT-1.titel", "x", "ZT-1: titel: ", "nearest: title"),
-    cell("unknown", f"{GROUP}.scope", "nowhere", "scope: found 'nowhere'; allowed: machine"),
     cell("infinite", f"{GROUP}.tolerance", float("inf"), f"{GROUP}.tolerance: found '.inf'"),
     cell("nan", f"{GROUP}.claims.ZT-1.paper_value", float("nan"), "paper_value: found '.nan'"),
 ]

@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import smoke_points
+from conftest import smoke_points, wait_for
 from typer.testing import CliRunner
 
 from repro import cli, paths
@@ -28,6 +27,7 @@ from repro.records import provenance, record
 from repro.report import figures
 
 COMMAND = [sys.executable, "-m", "repro", "reproduce"]
+SHOWN = {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()}
 
 
 def call(*arguments):
@@ -52,35 +52,33 @@ def test_what_goes_wrong_is_shown(project):
     assert "docs/slurm.md" in call("--platform", "box", "--tier", "smoke").stderr
 
 
-@pytest.mark.parametrize("minutes", [59, 61])
-def test_another_occasion_begins_an_hour_later(project, minutes):
+def test_another_occasion_begins_an_hour_later(project):
     """Its runs would count for the occasion before, and nobody would hear of it until the verdicts."""
-    first, again = (
-        [job for job in plan.make("laptop", occasion=n).jobs if job.experiment == "zero_train"] for n in (1, 2)
-    )
-    job = next(job for job in first if job.repeat == 1)
+    made = [plan.make("laptop", occasion=n) for n in (1, 2)]
+    first, again = ([job for job in each.jobs if job.experiment == "zero_train"] for each in made)
+    path = next(project / job.record for job in first if job.repeat == 1)
     assert len(again) > len(first)
-    shipped = paths.root() / plan.make("laptop").reference / "records/zero_train" / Path(job.record).name
+    shipped = paths.root() / made[0].reference / "records/zero_train" / path.name
     document = json.loads(shipped.read_text())
-    began = datetime.now(UTC) - timedelta(minutes=minutes)
-    document["provenance"]["start"] = began.isoformat()
-    (project / job.record).parent.mkdir(parents=True)
-    shutil.copy(shipped.with_suffix(".parquet"), (project / job.record).parent)
-    (project / job.record).write_text(json.dumps(document))
+    path.parent.mkdir(parents=True)
+    shutil.copy(shipped.with_suffix(".parquet"), path.parent)
     records = {job.record for job in first}
     jobs = [job.model_copy(update={"state": "done"}) if job.record in records else job for job in again]
-    found = plan.make("laptop", occasion=2).model_copy(update={"jobs": jobs})
-    allowed = f"{(began + timedelta(hours=1)).astimezone():%H:%M}"
-    problem = occasions.problem(found, 2)
-    assert (problem == "") == (minutes > 60)
-    assert not problem or re.match(f"--occasion 2: too soon: .* allowed from {allowed} on", problem)
+    found = made[1].model_copy(update={"jobs": jobs})
+    for minutes in (59, 61):
+        began = datetime.now(UTC) - timedelta(minutes=minutes)
+        document["provenance"]["start"] = began.isoformat()
+        path.write_text(json.dumps(document))
+        allowed = f"{(began + timedelta(hours=1)).astimezone():%H:%M}"
+        problem = occasions.problem(found, 2)
+        assert (problem == "") == (minutes > 60)
+        assert not problem or re.match(f"--occasion 2: too soon: .* allowed from {allowed} on", problem)
 
 
 def test_another_occasion_of_a_figure_asks_for_the_points_that_it_reads_alone(project):
     """A fresh clone in which only these were run; one of them failed, and may do so each time."""
-    shown = {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()}
     first = {job.record for job in plan.make("laptop").jobs}
-    again = plan.make("laptop", None, shown, 2)
+    again = plan.make("laptop", None, SHOWN, 2)
     found = reproduction._needed(again, "zero_step_time")
     assert {job.experiment for job in found.jobs} == {"zero_train"} and 0 < found.minutes < again.minutes
     assert {job.experiment for job in reproduction._needed(again, "zero").jobs} >= {"zero_train", "zero_plan"}
@@ -119,8 +117,7 @@ def test_outdated_are_the_points_of_an_occasion_whose_shipped_records_the_presen
 
 def test_a_claim_asks_for_the_points_that_its_shipped_runs_have(project, monkeypatch):
     monkeypatch.setattr(stored, "collect", functools.cache(stored.collect))
-    shown = {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()}
-    laptop, again, full = (plan.make(tier, None, shown, n) for tier, n in (("laptop", 1), ("laptop", 2), ("full", 1)))
+    laptop, again, full = (plan.make(tier, None, SHOWN, n) for tier, n in (("laptop", 1), ("laptop", 2), ("full", 1)))
     judged = {row.id: row for row in sides.shipped(registry.load()).verdicts}
     for name, found in (("ZT-1.a", laptop), ("ZT-3.a", full), ("FL-F8.b", laptop)):
         mine = reproduction._needed(found, name)
@@ -131,7 +128,7 @@ def test_a_claim_asks_for_the_points_that_its_shipped_runs_have(project, monkeyp
     assert len(two) == 2 * len(one)
     with pytest.raises(ValueError, match=r"ZT-3\.a: tier laptop lacks .* of the .* points that it reads"):
         reproduction._needed(laptop, "ZT-3.a")
-    on_gpu = plan.make("gpu", None, shown)
+    on_gpu = plan.make("gpu", None, SHOWN)
     assert {job.point.engine for job in reproduction._needed(on_gpu, "FL-F4a.k").jobs} == {"fused", "serial"}
     monkeypatch.setattr(sides, "shipped", lambda claims: sides.read("shipped", project / "none", claims))
     waiting = reproduction._needed(on_gpu, "FL-F4a.k").jobs  # no runs are shipped: all that it may read
@@ -181,7 +178,7 @@ def test_a_claim_and_a_figure_are_answered(project):
 
 def test_a_file_asks_for_what_makes_it(project):
     """Snakemake's rule for a figure's file runs the whole notebook."""
-    found = plan.make("smoke", None, {name: (each.notebook, each.reads) for name, each in figures.FIGURES.items()})
+    found = plan.make("smoke", None, SHOWN)
     folder, one = found.results, found.jobs[0].record
 
     def asked(target):
@@ -211,9 +208,8 @@ def test_claims_that_wait_for_links_are_those_of_the_points_to_run(project, monk
     assert 0 < max(lacking.values()) < everything == sum(lacking.values())
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-@pytest.mark.parametrize("target", [None, "points"])
-def test_a_failed_run_has_no_summary(project, monkeypatch, capsys, verbose, target):
+@pytest.mark.parametrize(("target", "verbose"), [(None, False), ("points", True)])
+def test_a_failed_run_has_no_summary(project, monkeypatch, capsys, target, verbose):
     monkeypatch.setattr(reproduction, "_show", lambda watch, snakemake: None)
     fails = [sys.executable, "-c", "import sys; sys.exit(7)"]
     begin = whole.started
@@ -288,11 +284,8 @@ def test_parents_are_asked_to_end_before_what_they_have_started(monkeypatch):
     monkeypatch.setattr(psutil.Process, "send_signal", noted)
     words = [sys.executable, "-c", code, "3", code]
     with pytest.raises(SystemExit), whole.started(words, stderr=subprocess.DEVNULL) as top:
-        deadline = time.monotonic() + 60
-        while len(below := psutil.Process(top.pid).children(recursive=True)) < 14:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        parents = {one.pid: one.ppid() for one in below}
+        wait_for(lambda: len(psutil.Process(top.pid).children(recursive=True)) >= 14, top)
+        parents = {one.pid: one.ppid() for one in psutil.Process(top.pid).children(recursive=True)}
         sys.exit(0)
     assert asked[0] == top.pid and set(asked[1:]) == set(parents)
     assert all(asked.index(parent) < asked.index(pid) for pid, parent in parents.items())
@@ -312,10 +305,7 @@ def test_an_end_keeps_what_is_done_and_leaves_nothing_running(project, number):
     smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": [0.1, 60]}}]})
     first, second = (project / job.record for job in plan.make("smoke").jobs)
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while not first.exists():
-        assert time.monotonic() < deadline and driver.poll() is None
-        time.sleep(0.1)
+    wait_for(first.exists, driver)
     if number == signal.SIGINT:
         beside = call("points", "--tier", "smoke")
         assert beside.returncode and "laptop-smoke: another `repro reproduce` runs here" in beside.stderr
@@ -340,10 +330,8 @@ def test_a_kill_takes_the_emulated_network_down(project, kill):
     """As `timeout` kills, the whole group, or the driver alone."""
     smoke_points(project, {"zero_train": [{"grid": {"steps": 2000}}]})
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
-    deadline = time.monotonic() + 120
-    while len(networks := networks_of(driver)) < 8:
-        assert time.monotonic() < deadline and driver.poll() is None
-        time.sleep(0.1)
+    wait_for(lambda: len(networks_of(driver)) >= 8, driver)
+    networks = networks_of(driver)
     kill(driver.pid, signal.SIGTERM)
     assert driver.wait(60) == 128 + signal.SIGTERM
     assert not any(path.exists() for path in networks)
@@ -354,10 +342,7 @@ def test_a_second_run_is_refused_while_what_a_killed_driver_has_left_goes_on(pro
     smoke_points(project, {"exflow_placement": [{"grid": {"method": "exflow", "gpus": 8, "time_limit_s": 60}}]})
     driver = subprocess.Popen([*COMMAND, "points", "--tier", "smoke"], start_new_session=True)
     log = project / "results/laptop-smoke/snakemake.log"
-    deadline = time.monotonic() + 120
-    while not log.exists() or "rule allocation" not in log.read_text():
-        assert time.monotonic() < deadline and driver.poll() is None
-        time.sleep(0.1)
+    wait_for(lambda: log.exists() and "rule allocation" in log.read_text(), driver)
     left = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.wait()

@@ -54,13 +54,18 @@ def test_a_predicted_step_has_its_compute_and_the_bytes_of_every_micro_batch(mon
     assert found.bytes_cluster > 0 and least <= found.predicted_step_seconds < 3 * least
 
 
-def test_bytes_of_the_smallest_plan_by_hand():
+@pytest.fixture(scope="module")
+def smallest():
+    """What the smallest plan measures."""
+    return _run(**TINY).metrics
+
+
+def test_bytes_of_the_smallest_plan_by_hand(smallest):
     """4 ranks, 2 nodes of one pair: a quarter of each of two buckets in INT8 and INT4 across nodes."""
-    outcome = experiments.get("zero_train").run(ZeroTrain(fabric="unshaped", **TINY))
     block = 12 * 32 * 32 + 13 * 32
-    buckets = (block, int(outcome.metrics.parameters) - block)
+    buckets = (block, int(smallest.parameters) - block)
     expected = sum(4 * payload_bytes(numel // 4, bits, 256) for numel in buckets for bits in (8, 4))
-    assert outcome.metrics.bytes_cluster == expected
+    assert smallest.bytes_cluster == expected
 
 
 @pytest.mark.root
@@ -148,15 +153,10 @@ def test_memory_of_a_large_point_is_predicted():
     assert memory(ZeroTrain(plan="fsdp2", **large)) is None
 
 
-def test_changes_to_the_hierarchical_plan_change_what_is_sent():
-    def bytes_of(**changes) -> list[float]:
-        outcome = experiments.get("zero_train").run(ZeroTrain(fabric="unshaped", **TINY, **changes))
-        return [getattr(outcome.metrics, f"bytes_{level}") for level in ("package", "cluster")]
-
-    package, cluster = bytes_of()
-    assert bytes_of(weight_bits=16)[0] > package
-    assert bytes_of(gradient_bits="4,16,16")[1] > cluster
-    assert bytes_of(block=0)[1] < cluster  # hardly any scales
+def test_changes_to_the_hierarchical_plan_change_what_is_sent(smallest):
+    assert _run(**TINY, weight_bits=16).metrics.bytes_package > smallest.bytes_package
+    assert _run(**TINY, gradient_bits="4,16,16").metrics.bytes_cluster > smallest.bytes_cluster
+    assert _run(**TINY, block=0).metrics.bytes_cluster < smallest.bytes_cluster  # hardly any scales
 
 
 def test_a_job_of_torchrun_trains_over_its_own_network_and_one_rank_writes(tmp_path):

@@ -17,7 +17,7 @@ from repro.flover.buffers.baseline_layouts import FixedBuffers
 from repro.flover.buffers.paged import PagedBuffers
 from repro.flover.engine import Engine
 from repro.flover.queueing import LinearTimes
-from repro.flover.request import QueueFull, Request, RequestError
+from repro.flover.request import Request, RequestError
 from repro.flover.sampling import Sampling
 from repro.flover.scheduler import Scheduler
 from repro.models.gpt_j_neox import GPTJ, GPTJConfig, GPTNeoX, GPTNeoXConfig
@@ -319,38 +319,8 @@ def test_stop_token_ends_an_answer(model):
     assert stopped == free[: free.index(stop) + 1]
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (Request(9, (1,) * 90, 12), "request 9: needs 101 KV positions, a slot has 100"),
-        (Request(9, (1, 61), 5), "request 9: token 61 is outside 0 … 60"),
-        (Request(9, (-1,), 5), "request 9: token -1 is outside"),
-    ],
-)
-def test_a_bad_request_does_not_disturb_the_others(model, bad, message):
-    good = [request(number, 6, 12) for number in range(3)]
-    engine = Engine(model, Scheduler(4), CAPACITY)
-    for item in good:
-        engine.submit(item)
-    engine.step()
-    with pytest.raises(RequestError, match=message):
-        engine.submit(bad)
-    answers = drain(engine, {})
-    assert answers == {g.request.id: g.tokens for g in lone(model, good, CAPACITY)}
-
-
 def test_the_longest_request_that_fits(model):
     assert len(lone(model, [Request(1, (1,) * 90, 11)], CAPACITY)[0].tokens) == 11
-
-
-def test_full_queue_is_told_and_others_go_on(model):
-    engine = Engine(model, Scheduler(1, queue_limit=2), CAPACITY)
-    requests = [request(number, 3, 4) for number in range(3)]
-    engine.submit(requests[0])
-    engine.submit(requests[1])
-    with pytest.raises(QueueFull, match="request 2"):
-        engine.submit(requests[2])
-    assert sorted(drain(engine, {})) == [0, 1]
 
 
 class Clock:
@@ -390,8 +360,3 @@ def test_engines_give_the_same_tokens_and_serial_waits_in_line(model):
     assert tokens[0] == tokens[1] == tokens[2]
     line = reports[1].generations
     assert all(first.finish_s <= later.admitted_s for first, later in itertools.pairwise(line))
-
-
-def test_capacity_is_checked_against_the_context(model):
-    with pytest.raises(ValueError, match="capacity is 257"):
-        Engine(model, Scheduler(1), 257)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from repro.flover.request import Generation, QueueFull, Request, RequestError
+from repro.flover.request import Generation, QueueFull, Request
 from repro.flover.scheduler import Scheduler
 
 
@@ -83,22 +83,6 @@ def test_a_first_prompt_is_whole_only_while_nobody_decodes():
     assert scheduler.prompt_tokens == 100  # a fixed limit holds always
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"slots": 0},
-        {"slots": 1, "queue_limit": 0},
-        {"slots": 1, "admit_per_iteration": -1},
-        {"slots": 1, "kv_tokens": -1},
-        {"slots": 1, "prefill_tokens": -1},
-    ],
-)
-def test_limits_are_checked(wrong):
-    name, value = list(wrong.items())[-1]
-    with pytest.raises(ValueError, match=f"{name} is {value}, must be at least"):
-        Scheduler(**wrong)
-
-
 def test_the_first_that_does_not_fit_ends_an_admission():
     scheduler = Scheduler(slots=9, kv_tokens=10)
     for number, new in enumerate((4, 4, 9, 1)):
@@ -120,19 +104,3 @@ def test_who_waits_too_long_leaves_the_queue():
     assert scheduler.expired(2.9) == []
     assert [request.id for request in scheduler.expired(3.0)] == [1]
     assert [request.id for request in scheduler.waiting] == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "new", "arrival", "message"),
-    [
-        ((), 1, 0.0, "prompt is empty"),
-        ((1,), 0, 0.0, "max_new_tokens is 0"),
-        ((1,), 1, -1.0, "arrival_s is -1"),
-        ((1,), 1, float("nan"), "arrival_s is nan"),
-    ],
-)
-def test_a_malformed_request_is_refused(prompt, new, arrival, message):
-    with pytest.raises(RequestError, match=message):
-        Request(1, prompt, new, arrival)
-    with pytest.raises(RequestError, match="deadline_s is 0"):
-        Request(1, (1,), 1, deadline_s=0)

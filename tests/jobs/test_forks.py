@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import wait_for
 
 from repro.emulate import netns, owners
 from repro.experiments.base import Experiment
@@ -227,12 +228,7 @@ def test_an_ended_worker_leaves_what_is_finished_and_no_process(project, number)
     Path("plan.json").write_text(found.model_dump_json())
     command = [sys.executable, "-m", "repro", "allocation", "plan.json", found.allocations[0].name]
     worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    running: list[psutil.Process] = []
-    while not paths[0].exists() or not running:
-        assert time.monotonic() < deadline and worker.poll() is None
-        running = psutil.Process(worker.pid).children(recursive=True)
-        time.sleep(0.05)
+    wait_for(lambda: paths[0].exists() and psutil.Process(worker.pid).children(recursive=True), worker)
     before = paths[0].read_bytes()
     time.sleep(1)  # the second point is at work
     running = psutil.Process(worker.pid).children(recursive=True)

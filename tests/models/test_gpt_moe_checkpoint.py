@@ -63,7 +63,6 @@ MISTAKES = {
     "not a safetensors file": lambda path: path.write_bytes(b"not a checkpoint at all"),
     "no metadata 'gpt_moe_config', found: format": lambda path: save_file({}, path, {"format": "pt"}),
     "no metadata 'gpt_moe_config', found: none": lambda path: save_file({"a": torch.zeros(1)}, path),
-    "top_k is 9, allowed: 1 to 3": lambda path: edited(path, lambda weights, sizes: sizes.update(top_k=9)),
     "unexpected keyword argument 'width'": lambda path: edited(path, lambda weights, sizes: sizes.update(width=9)),
     "size mismatch for blocks.0.router.weight": lambda path: edited(path, lambda w, sizes: sizes.update(experts=4)),
     'Missing key.*"norm.bias"': lambda path: edited(path, lambda weights, sizes: weights.pop("norm.bias")),

@@ -81,13 +81,9 @@ def test_logits_are_those_of_transformers(tmp_path, options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gemma"}, "model_type is 'gemma', allowed: 'llama', 'mistral', 'qwen2', 'qwen3', 'gptj'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', allowed: 'silu'"),
         ({"attention_bias": True}, "attention_bias is True, allowed: False"),
-        ({"num_hidden_layers": 4}, r"no weights for blk\.3\.attn_k"),
         ({"num_hidden_layers": 2}, r"unknown weight 'model\.layers\.2\.\S+', allowed: those of Llama with 2 layers"),
-        ({"vocab_size": 70}, r"has shape \(61, 48\), by config\.json: \(70, 48\)"),
-        ({"num_key_value_heads": 5}, "num_attention_heads a multiple of num_key_value_heads 5"),
     ],
 )
 def test_a_model_that_we_would_get_wrong_is_refused(tmp_path, changes, message):

@@ -230,16 +230,3 @@ def test_loading_leaves_the_arithmetic_of_the_process_alone():
     """Older GCCs link a start-up routine with -ffast-math that flushes subnormal numbers."""
     code = CHOOSE.format("cpp") + "; print((torch.full((1,), 1e-20) * 1e-20).item() > 0, 1e-300 * 1e-10 > 0)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "C++\nTrue True\n"
-
-
-@pytest.mark.parametrize(
-    ("slot", "position", "named"),
-    [(-1, 0, "slot -1"), (6, 0, "slot 6"), (0, 90, "position 90"), (0, -1, "position -1")],
-)
-@pytest.mark.parametrize("paged", [False, True])
-def test_places_outside_the_cache_are_refused(slot, position, named, paged):
-    cache = full_cache(CacheSizes(2, 2, 10), CAPACITY, paged)
-    position = position if not paged or position < 90 else 96
-    attend = CppKernels().attention(rows([position], [], first=slot), torch.ones(1, 5), torch.ones(1, 5), cache)
-    with pytest.raises(RuntimeError, match=named.replace("90", "9")):
-        attend(0, torch.ones(1, 60))

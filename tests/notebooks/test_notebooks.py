@@ -182,13 +182,6 @@ def test_damaged_and_odd_records_end_no_notebook(tmp_path, monkeypatch, capsys, 
         assert (tmp_path / f"figures/{figure}.png").exists(), figure
 
 
-@pytest.mark.exhaustive
-def test_papermill_is_refused_an_unknown_parameter(tmp_path):
-    source, out = paths.root() / "notebooks/zero.ipynb", tmp_path / "out.ipynb"
-    with pytest.raises(papermill.PapermillExecutionError, match="unknown notebook parameter recrods"):
-        papermill.execute_notebook(str(source), str(out), {"recrods": "x"}, progress_bar=False)
-
-
 @pytest.mark.slow
 def test_in_a_kernel(tmp_path):
     html = notebooks.execute("sarathi", tmp_path, {"output": str(tmp_path / "figures")})

@@ -75,13 +75,11 @@ def changed(file, old, new):
         changed("engine.py", "def slow(point):", "def slow(point: int) -> int:"),
         changed("engine.py", "import numpy as np", "import numpy as np\nimport os"),
         changed("engine.py", "return 7", "return 8"),  # nobody here uses it
-        changed("experiments/trial.py", "as quick", "as fast") | {"engine.py": START["engine.py"]},
+        changed("experiments/trial.py", "quick", "fast"),
     ],
     ids=["texts", "annotations", "imports", "unused code", "another alias"],
 )
 def test_stays(tree, files):
-    if "as fast" in files["experiments/trial.py"]:
-        files["experiments/trial.py"] = files["experiments/trial.py"].replace("quick(", "fast(")
     assert tree(files) == tree(START)
 
 

@@ -27,6 +27,7 @@ from repro.report.figures import base
 from repro.report.figures import claims as of_claims
 from repro.report.figures import data as tables
 from repro.report.figures.tables import rounded
+from repro.report.figures.zero.runs import OWN, Training
 
 SHIPPED = str(paths.root() / config.load()[0].shipped / "records")
 FIGURES = list(figures.FIGURES)
@@ -57,7 +58,7 @@ OTHER_FORM = {  # claims whose number their figure shows in another form
 @pytest.mark.parametrize("name", figures.FIGURES)
 def test_the_catalogue_is_true(name, claims):
     entry = figures.entry(name)
-    assert entry.reads and set(entry.reads) <= set(experiments.names())
+    assert entry.asks.endswith("?") and entry.reads and set(entry.reads) <= set(experiments.names())
     assert {claims[claim].value.experiment for claim in entry.claims} <= set(entry.reads)
     assert (paths.root() / f"notebooks/{entry.notebook}.ipynb").exists()
     # Each is also the name of a rule of the workflow.
@@ -73,11 +74,6 @@ NO_FIGURE = {
 def test_every_claim_with_a_reading_has_a_figure(claims):
     shown = {claim for entry in figures.FIGURES.values() for claim in entry.claims}
     assert {claim.id for claim in claims.values() if claim.value} - shown == NO_FIGURE.keys()
-
-
-@pytest.mark.parametrize("name", figures.FIGURES)
-def test_every_figure_asks_a_question(name):
-    assert figures.entry(name).asks.endswith("?")
 
 
 NOT_SHOWN = {"zero_peers": "needs CUDA, and has no run yet"}
@@ -219,6 +215,12 @@ def test_only_runs_that_are_asked_for_count_as_older(made_by):
     assert len(data.used) == 1 and all(old for _, old in data.used.values())
 
 
+def test_nodes_of_a_cluster_are_not_called_one_machine():
+    runs = base.Data(SHIPPED, {}).runs("zero_train")
+    assert "emulated nodes of one machine" in Training(runs).size()
+    assert "machine" not in Training(runs.assign(fabric=OWN)).size()
+
+
 def test_an_option_changes_the_figure(tmp_path):
     heights = [base.draw("zero_memory", SHIPPED, **options).get_figheight() for options in ({}, {"plans": ["zero3"]})]
     assert heights[0] > heights[1]
@@ -308,25 +310,20 @@ def test_a_line_stands_between_papers_whose_claims_begin_alike():
     assert [list(line.get_ydata()) for line in lines] == [[0.5, 0.5]]
 
 
-def _drawn_numbers(name, claims):
+def _drawn_numbers(name):
     """All coordinates of marks and heights of bars of a figure, and the words in it."""
     figure = of_shipped_records(name)
     axes = [each for each in figure.axes if each.get_visible()]
     numbers = [number for each in axes for line in each.lines for number in np.ravel(line.get_xydata()).astype(float)]
-    numbers += [
-        size for each in axes for patch in each.patches if hasattr(patch, "get_height") for size in _ends(patch)
-    ]
+    bars = [patch for each in axes for patch in each.patches if hasattr(patch, "get_height")]
+    numbers += [size for bar in bars for size in (bar.get_height(), bar.get_width())]
     return np.array(numbers), words_in(figure)
-
-
-def _ends(patch):
-    return patch.get_height(), patch.get_width()
 
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if figures.entry(name).claims])
 def test_a_figure_shows_the_number_of_its_claim(name, claims):
     """Drawn, or written to three digits or four; where the records answer the claim."""
-    numbers, words = _drawn_numbers(name, claims)
+    numbers, words = _drawn_numbers(name)
     entry = figures.entry(name)
     records = {path: run for each in entry.reads for path, run in stored.collect(Path(SHIPPED) / each).records.items()}
     checked = [claims[each] for each in entry.claims if each not in OTHER_FORM]

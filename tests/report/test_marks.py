@@ -13,8 +13,7 @@ from repro.report.figures import marks
 
 @pytest.fixture
 def axes():
-    yield plt.figure().add_subplot()
-    plt.close("all")
+    return plt.figure().add_subplot()
 
 
 def test_one_value_has_no_interval():

@@ -132,8 +132,7 @@ def test_a_section_of_a_notebook_is_found_and_has_its_place_in_html(tmp_path):
 def test_a_picture_keeps_its_size_and_its_letters(tmp_path):
     from repro.report.figures import base
 
-    figure = base.draw("zero_bytes", tmp_path / "none", tmp_path)
-    base.plt.close(figure)
+    base.draw("zero_bytes", tmp_path / "none", tmp_path)
     drawn = pictures.load(tmp_path, "zero_bytes", ())
     assert (drawn.width, drawn.height) == Image.open(tmp_path / "zero_bytes.png").size
     assert (

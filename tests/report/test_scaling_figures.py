@@ -17,24 +17,6 @@ def most_draws(runs):
     return runs[runs.draws == runs.draws.max()]
 
 
-def points(drawing, axis):
-    """All coordinates of lines and markers on an axis (0: x, 1: y) of a drawing."""
-    return np.concatenate([line.get_xydata()[:, axis] for axes in drawing.figure.axes for line in axes.lines])
-
-
-@pytest.mark.parametrize("name, axis", [("gcds", 1), ("ratios", 0)])
-def test_what_is_claimed_stands_in_the_figure(name, axis):
-    entry = figures.entry(f"scaling_{name}")
-    shown = points(base.function(f"scaling_{name}")(DATA), axis)
-    claims = [claim for claim in registry.load() if claim.id in entry.claims]
-    assert len(claims) == len(entry.claims) > 0
-    for claim in claims:
-        runs = DATA.runs(claim.value.experiment)
-        for field, value in claim.value.where.items():
-            runs = runs[runs[field] == value]
-        assert len(runs) == 1 and np.isclose(shown, runs[claim.value.metric].item()).any(), claim.id
-
-
 def test_totals_of_fused_and_instances_stand_beside_the_papers():
     drawing, runs = inference.scaling_requests(DATA), DATA.runs("scaling_serving").sort_values(["model", "requests"])
     runs = runs.drop_duplicates("model", keep="last")  # the run of the most requests

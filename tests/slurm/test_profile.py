@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import smoke_points
+from conftest import smoke_points, wait_for
 from slurm_box import SNAKEMAKE, boxed, own, slurm
 from typer.testing import CliRunner
 
@@ -101,13 +100,6 @@ def test_from_points_to_the_report(points, project):
     assert re.search(r"^allocation +1$", said, re.MULTILINE)  # though its job had said that it was done
 
 
-def wait_for(what, seconds, why):
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.2)
-
-
 def running(text):
     """Processes of the box's jobs with `text` in their command line."""
     found = []
@@ -128,7 +120,7 @@ def test_a_driver_that_is_killed_and_started_again(points):
     first = subprocess.Popen(
         command("--", "points"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    wait_for(lambda: quick.exists() and running(str(slow)), 90, "both should have begun")
+    wait_for(lambda: quick.exists() and running(str(slow)), first)
     with pytest.raises(driver.DriverError, match="another snakemake drives these jobs"):
         driver.drive("results/box-smoke", io.StringIO())
     os.killpg(first.pid, signal.SIGKILL)
@@ -149,7 +141,7 @@ def test_a_job_that_dies_is_replaced(points, how):
     points({"flover_queue": [{"grid": {"requests": 2, "seeds": 2}}], "moe_train": [{"grid": SECONDS, "minutes": 1}]})
     (slow,) = (Path(job.record) for job in plan.make("smoke", "box").jobs if job.experiment == "moe_train")
     first = subprocess.Popen(command("--", "points"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: running(str(slow)), 90, "should have begun")
+    wait_for(lambda: running(str(slow)), first)
     (line,) = [line for line in slurm("squeue", "--noheader", "--format=%i|%k").splitlines() if "moe_train" in line]
     snakemake("-n")
     if how == "cancelled":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import smoke_points
+from conftest import smoke_points, wait_for
 from typer.testing import CliRunner
 
 from repro.cli import app
@@ -155,10 +155,7 @@ def test_interrupted_work_resumes(project, how):
     wanted = [project / path for path in targets()]
     command = [sys.executable, "-m", "snakemake", "--config", "tier=smoke", "--", "points"]
     driver = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not any(path.exists() for path in wanted):
-        assert time.monotonic() < deadline and driver.poll() is None
-        time.sleep(0.05)
+    wait_for(lambda: any(path.exists() for path in wanted), driver)
     family = psutil.Process(driver.pid).children(recursive=True)
     if how == "SIGKILL to the driver":
         driver.kill()
@@ -224,10 +221,7 @@ def test_a_killed_allocation_goes_on_within_the_same_call(project):
     wanted = [project / path for path in targets()]
     command = [sys.executable, "-m", "snakemake", "--config", "tier=smoke", "--", "points"]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not wanted[0].exists():
-        assert time.monotonic() < deadline and driver.poll() is None
-        time.sleep(0.05)
+    wait_for(wanted[0].exists, driver)
     first = wanted[0].read_bytes()
     (entry,) = (project / "results/laptop-smoke/running").glob("process-*.json")
     os.kill(int(entry.stem.removeprefix("process-")), signal.SIGKILL)
@@ -245,13 +239,10 @@ def test_killed_rank_is_a_failed_record(project):
     (job,) = plan.make("smoke").jobs
     command = [sys.executable, "-m", "repro", "run", *plan.arguments(job), "--out", job.record]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    children: list[int] = []
-    deadline = time.monotonic() + 120  # on cores that other tests share
-    while len(children) < job.ranks:
-        assert time.monotonic() < deadline and driver.poll() is None
-        children = [int(pid) for pid in Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()]
-        time.sleep(0.1)
+    below = Path(f"/proc/{driver.pid}/task/{driver.pid}/children")
+    wait_for(lambda: len(below.read_text().split()) >= job.ranks, driver)
     time.sleep(1)  # let training begin
+    children = [int(pid) for pid in below.read_text().split()]
     os.kill(children[-1], signal.SIGKILL)
     assert driver.wait(timeout=60) == 1
     found = record.read(project / job.record)

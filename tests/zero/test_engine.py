@@ -221,19 +221,21 @@ def test_float16_stays_near_fp32():
         torch.testing.assert_close(run[..., 1], reference[..., 1], rtol=5e-2, atol=0)
 
 
-def _tiny_gradients(rank: int, world: int, dtype: torch.dtype) -> float:
-    model = Setting(shape=SMALL).model()
-    optimizer = ZeroOptimizer(model, HIERARCHICAL, torch.optim.SGD, weight_dtype=dtype, lr=0.5)
-    logits = model(batch(0, rank)[0])
-    (F.cross_entropy(logits.float().flatten(0, 1), batch(0, rank)[1].flatten()) * 1e-6).backward()
-    return optimizer.step()
+def _tiny_gradients(rank: int, world: int) -> list[float]:
+    norms = []
+    for dtype in (torch.float32, torch.float16):
+        model = Setting(shape=SMALL).model()
+        optimizer = ZeroOptimizer(model, HIERARCHICAL, torch.optim.SGD, weight_dtype=dtype, lr=0.5)
+        logits = model(batch(0, rank)[0])
+        (F.cross_entropy(logits.float().flatten(0, 1), batch(0, rank)[1].flatten()) * 1e-6).backward()
+        norms.append(optimizer.step())
+    return norms
 
 
 def test_float16_keeps_gradients_far_below_its_range():
     """Gradients of a loss divided by 1e6 are around 1e-8: zero in float16 without scaling."""
-    exact = launch(_tiny_gradients, 4, torch.float32, timeout_s=60)[0]
-    assert exact < 1e-5
-    assert launch(_tiny_gradients, 4, torch.float16, timeout_s=60)[0] == pytest.approx(exact, rel=0.02)
+    exact, found = launch(_tiny_gradients, 4, timeout_s=60)[0]
+    assert exact < 1e-5 and found == pytest.approx(exact, rel=0.02)
 
 
 def _overflow(rank: int, world: int) -> dict:
@@ -413,11 +415,14 @@ def _train_with_buffers(rank: int, world: int, buffer_dtype: torch.dtype | None)
     ]
 
 
+def _train_without_and_with_a_dtype(rank: int, world: int) -> list:
+    return [_train_with_buffers(rank, world, dtype) for dtype in (None, torch.bfloat16)]
+
+
 def test_buffers_stay_as_they_are_unless_a_dtype_is_asked_for():
     exact = [(torch.float32, True), (torch.complex64, True)]
-    assert launch(_train_with_buffers, 4, None, timeout_s=100)[0] == exact
     rounded = [(torch.bfloat16, False), exact[1]]
-    assert launch(_train_with_buffers, 4, torch.bfloat16, timeout_s=100)[0] == rounded
+    assert launch(_train_without_and_with_a_dtype, 4, timeout_s=100)[0] == [exact, rounded]
 
 
 def test_a_model_that_is_left_on_the_cpu_beside_a_gpu_is_warned_of(monkeypatch, recwarn):
@@ -429,9 +434,7 @@ def test_a_model_that_is_left_on_the_cpu_beside_a_gpu_is_warned_of(monkeypatch, 
     assert default_device(model.to("meta")) == "cuda"
 
 
-def test_loss_scale_checks_its_numbers_and_survives_a_checkpoint():
-    with pytest.raises(ValueError, match="loss scale: initial is 0, allowed: a number from 2\\^-24 to 2\\^127"):
-        LossScale(0)
+def test_loss_scale_survives_a_checkpoint():
     scale, copy = LossScale(8.0), LossScale()
     scale.update(False)
     copy.load_state_dict(scale.state_dict())

@@ -8,7 +8,6 @@ import hashlib
 import os
 import posixpath
 import re
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -229,10 +228,10 @@ def _write(file: IO[bytes], folder: Path, members: dict[str, _Member]) -> None:
     if os.path.lexists(folder):
         raise FileExistsError(f"{folder}: is there already; allowed: a folder without {folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as name:
+        aside = Path(name, folder.name)
         for member in members.values():
-            path = aside / folder.name / member.path
+            path = aside / member.path
             path.parent.mkdir(parents=True, exist_ok=True)
             if member.info.issym():
                 path.symlink_to(member.info.linkname)
@@ -246,7 +245,4 @@ def _write(file: IO[bytes], folder: Path, members: dict[str, _Member]) -> None:
                     raise
             path.chmod(member.info.mode)
             os.utime(path, (member.info.mtime, member.info.mtime))
-        (aside / folder.name).rename(folder)
-    finally:
-        with suppress(OSError):
-            shutil.rmtree(aside)
+        aside.rename(folder)

@@ -32,9 +32,8 @@ def up(
 
     with user_errors(), progress("starting Slurm"):
         found = box.up(box.Settings(nodes, cluster_mbit_s, accounting, like), install)  # type: ignore[arg-type]
-        configuration = box.configuration()
     _show(found)
-    stdout.print(f"export SLURM_CONF={escape(str(configuration))}   # or: eval $(repro box env)", soft_wrap=True)
+    stdout.print(f"export SLURM_CONF={escape(found.SLURM_CONF)}   # or: eval $(repro box env)", soft_wrap=True)
 
 
 @app.command()

@@ -1,6 +1,5 @@
 """How `repro plan` shows a plan, and keeps it for Snakemake."""
 
-import hashlib
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,9 @@ from repro.cli.console import stdout
 from repro.files import replacing
 from repro.plan import jobs
 from repro.plan.models import Job, Plan
+from repro.records import provenance
 from repro.records.statistics import OCCASIONS
+from repro.report import figures
 
 DAY_HOURS = 8  # a figure that takes longer on a cluster is marked
 _PAGE = (".j2", ".css", ".js")
@@ -27,9 +28,6 @@ def document(found: Plan) -> dict[str, Any]:
     of `repro.report` with what it uses (the catalogue of figures among it), what the report's page is made of, and the
     code of the experiments, by which records are of older code or not; and one of the shipped records, which stand beside
     those of a run."""
-    from repro.records import provenance
-    from repro.report import figures
-
     page = sorted(path for path in (figures.CATALOGUE.parents[1] / "page").iterdir() if path.suffix in _PAGE)
     modules = [f"repro.experiments.{name}" for name in experiments.names()]
     present = [code(module).encode() for module in modules for code in (provenance.source_hash, provenance.gpu_hash)]
@@ -47,7 +45,7 @@ def keep(text: str) -> Path:
         with suppress(FileNotFoundError):  # another call may remove it, too
             if time.time() - old.stat().st_mtime > _KEPT_DAYS * 86400:
                 old.unlink()
-    file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    file = folder / f"{provenance.digest(text.encode())}.json"
     with replacing(file) as temporary:
         temporary.write_text(text, "utf-8")
     return file.relative_to(paths.root())

@@ -30,8 +30,7 @@ def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]
         if process is not None:  # else it would go on, and nobody would know it
             sys.exit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in forks.heeded() if number != signal.SIGINT}
-    try:
+    with forks.handled({number: end for number in forks.heeded() if number != signal.SIGINT}):
         process = subprocess.Popen(words, **options)
         try:
             if asked_to_end:
@@ -44,16 +43,13 @@ def started(words: list[str], **options: Any) -> "Iterator[subprocess.Popen[Any]
             with contextlib.suppress(OSError):  # the terminal is gone
                 stderr.print("interrupted; what is finished stays, and the same command goes on from here")
             sys.exit(130 if isinstance(ended, KeyboardInterrupt) else ended.code)
-    finally:
-        _restore(before)
 
 
 def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
     """Wait until Snakemake and all that it started have ended. Those whom nobody has `asked` to, or who do not hear, are
     asked as by Ctrl-C, upon which points clean up; who stays is killed. Parents are asked first: whose program ends before
     it was asked itself cleans up after a failure, and is then interrupted at that."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in forks.ENDING}
-    try:
+    with forks.handled(dict.fromkeys(forks.ENDING, signal.SIG_IGN)), contextlib.suppress(psutil.NoSuchProcess):
         top = psutil.Process(process.pid)
         left = [top]
         for ask, patience in ((not asked, _HEARING_S), (True, _PATIENCE_S)):
@@ -68,12 +64,3 @@ def _end(process: "subprocess.Popen[Any]", asked: bool) -> None:
             with contextlib.suppress(psutil.Error):
                 one.kill()
         process.wait()
-    except psutil.NoSuchProcess:
-        pass
-    finally:
-        _restore(before)
-
-
-def _restore(handlers: dict[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)

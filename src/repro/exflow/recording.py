@@ -196,9 +196,10 @@ def record_routing(
 ) -> Iterator[Recording]:
     """Record every token that goes through `model` inside the `with`, training or inference, forward or `generate`.
 
-    `routers`: the modules that choose, one for each MoE layer, in order (None: all of a known kind); `choices`: what a
-    call of one chose, a function of the router, its arguments and its output that gives (experts, integer [tokens, k],
-    weights [tokens, k]).
+    `routers`: the modules that choose, one for each MoE layer, in order, with `num_experts` or a `weight` of as many
+    rows (None: all of a known kind); `choices`: what a call of one chose, a function of the router, its arguments and
+    its output that gives (experts, integer [tokens, k], weights [tokens, k]). If a router is called several times in a
+    call of the model, the first counts.
 
     The model is called with tokens or embeddings [batch, tokens, ..] first, and with `attention_mask` [batch, tokens so
     far] where there is padding. A row ends where its next token, alone, is an `eos_token_id` of the model's own

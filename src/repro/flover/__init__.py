@@ -1,5 +1,15 @@
 """In-flight batching after Flover (arXiv 2305.13484): every running request decodes in one fused iteration.
 
+    import torch
+    from repro.flover import Engine, Request, Scheduler
+    from repro.models.huggingface import load_huggingface
+
+    engine = Engine(load_huggingface("path/to/model", dtype=torch.bfloat16), Scheduler(slots=8), capacity=1024)
+    engine.submit(Request(0, prompt, max_new_tokens=100))  # token ids
+    while engine.ready:
+        for answer in engine.step():
+            print(answer.request.id, answer.tokens)
+
 Read in this order: `request` (what is asked and answered), `scheduler` (who runs: the policy), `buffers` (where keys
 and values lie), `sampling` (the next token), `engine` (the iteration), `queueing` (the policy as a model).
 """

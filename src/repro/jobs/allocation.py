@@ -12,7 +12,7 @@ from typing import IO
 
 from repro import paths
 from repro.jobs import causes, journal
-from repro.jobs.forks import Forks
+from repro.jobs.forks import Forks, handled
 from repro.jobs.journal import Running
 from repro.jobs.srun import JobSteps
 from repro.plan import jobs as plan
@@ -29,12 +29,14 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
     Slurm cannot tell."""
     jobs = {job.record: job for job in found.jobs}
     missing, begun = [], False
-    kind: type[Forks | JobSteps] = Forks if platform.slurm is None else JobSteps
-    with _politely(), kind(found, allocation, platform) as steps:
+    here = platform.slurm is None
+    kind: type[Forks | JobSteps] = Forks if here else JobSteps
+    asked = {signal.SIGTERM: lambda number, frame: sys.exit(128 + number)}  # to end, by Slurm or Snakemake
+    with handled(asked), kind(found, allocation, platform) as steps:
         for number, name in enumerate(allocation.jobs, start=1):
             job = jobs[name]
             with _alone(found, job) as output:
-                if (attempt := _attempt(job, found.made, here=platform.slurm is None)) is None:
+                if (attempt := _attempt(job, found.made, here)) is None:
                     continue
                 if begun and not steps.has_time(job.minutes):
                     missing.append(name)
@@ -47,20 +49,10 @@ def run(found: Plan, allocation: Allocation, platform: Platform, trial: int = 1)
             if trial == 1 and cause in steps.retried:
                 missing.append(name)
             if not steps.goes_on(cause):
-                left, here = allocation.jobs[number:], platform.slurm is None
+                left = allocation.jobs[number:]
                 missing += [each for each in left if _attempt(jobs[each], found.made, here) is not None]
                 break
     return missing
-
-
-@contextlib.contextmanager
-def _politely() -> Iterator[None]:
-    """Turn SIGTERM, by which Slurm and Snakemake ask this process to end, into SystemExit."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

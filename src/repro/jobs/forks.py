@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -133,6 +134,17 @@ def _point(job: Job, attempt: int, log: str, lifeline: Connection, held: Connect
 def heeded() -> tuple[signal.Signals, ...]:
     """Those of `ENDING` that this process does not ignore, as SIGHUP is behind nohup; SIGINT in any case."""
     return tuple(n for n in ENDING if n == signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def handled(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Signals are handled so while the block runs, and afterwards as before."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupted_once(number: int, frame: object) -> None:

@@ -309,16 +309,15 @@ def check_references(config: Config, path: Path) -> None:
             raise ConfigError(f"{path}: experiments.{name}: no such experiment; allowed: {', '.join(known)}")
         for tier, grids in experiment.tiers.items():
             for number, grid in enumerate(grids):
-                where = f"{path}: experiments.{name}.tiers.{tier}.{number}.grid"
+                where = f"{path}: experiments.{name}.tiers.{tier}.{number}"
                 count += grid.size
                 if count > _POINTS:
-                    raise ConfigError(f"{where}: found {count:,} points with those before; allowed: {_POINTS:,}")
-                points(name, grid, where)
+                    raise ConfigError(f"{where}.grid: found {count:,} points with those before; allowed: {_POINTS:,}")
+                points(name, grid, f"{where}.grid")
                 limit = experiments.get(name).timeout_s / 60
                 if grid.minutes >= limit:
-                    number_of = f"{path}: experiments.{name}.tiers.{tier}.{number}.minutes"
                     raise ConfigError(
-                        f"{number_of}: found {grid.minutes:g}; allowed: less than {limit:g}, a run's limit"
+                        f"{where}.minutes: found {grid.minutes:g}; allowed: less than {limit:g}, a run's limit"
                     )
     shipped = [folder.name for folder in sorted((paths.root() / "results/reference").glob("*")) if folder.is_dir()]
     if shipped and config.reference not in shipped:

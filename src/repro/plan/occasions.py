@@ -23,10 +23,9 @@ def problem(found: Plan, occasion: int) -> str:
             f"--occasion {occasion}: {missing} points of the first occasion are still to run, and runs that begin less"
             " than an hour apart count as one; first run this without --occasion"
         )
-    last = None
-    for path, run in stored.collect(paths.root() / found.results / "records").records.items():
-        if path.name not in own and stored.point(run) in again:
-            last = max(last or run.provenance.start, run.provenance.start)
+    runs = stored.collect(paths.root() / found.results / "records").records.items()
+    starts = [run.provenance.start for path, run in runs if path.name not in own and stored.point(run) in again]
+    last = max(starts, default=None)
     if last is None or datetime.now(UTC) - last >= statistics.APART:
         return ""
     began, wait = (f"{moment.astimezone():%H:%M}" for moment in (last, last + statistics.APART))

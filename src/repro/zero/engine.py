@@ -100,7 +100,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     buffer_dtype     of floating-point buffers; None: as they are, as FSDP2 has it (rotary frequencies stay exact)
     gradient_dtype   of the sums kept between backward and step
     max_grad_norm    clip to this global norm; `clip_grad_norm_` cannot: gradients are not on the parameters
-    loss_scale       for float16; a `LossScale` with other settings than the default
+    loss_scale       for float16, in place of `torch.amp.GradScaler` (whose `step` finds no gradients); a `LossScale`
+                     with other settings than the default
     init             for a model on the meta device: fills the parameters and buffers that a submodule itself holds;
                      default: its `reset_parameters()`. Must draw the same on all ranks, or `broadcast`
     communicator     process groups and the ledger of bytes, to share them between optimizers; default: new ones

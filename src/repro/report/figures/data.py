@@ -4,9 +4,8 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +49,6 @@ def _state(path: Path) -> tuple[Path, int, int]:
     except OSError:  # a link to nothing, say, which is no record
         return path, 0, 0
     return path, found.st_ctime_ns, found.st_size
-
-
-def _told(table: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """For a table in a notebook: below it stands no stamp, so a line is printed."""
-    if len(table) and (words := older_code(table.older_code)):
-        print(f"{experiment}: {words}")
-    return table
 
 
 def older_code(marks: Iterable[bool]) -> str:
@@ -118,6 +110,7 @@ class Data:
 
     folder: str | Path
     used: dict[Path, tuple[datetime, bool]] | None = None
+    _kept: dict[str, Runs] = field(default_factory=dict, init=False, repr=False, compare=False)  # by experiment
 
     def all_runs(self, experiment: str) -> pd.DataFrame:
         """Finished runs of an experiment, a row each: path, repeat, seed, evidence, point fields, conditions, metrics,
@@ -138,10 +131,13 @@ class Data:
         return self._noted(table, experiment)
 
     def _noted(self, table: pd.DataFrame, experiment: str) -> pd.DataFrame:
-        if self.used is None:
-            return _told(table, experiment)
-        if len(table):
+        """The table, its runs noted for the stamp of a figure; in a notebook it has none, so a line is printed."""
+        if table.empty:
+            return table
+        if self.used is not None:
             self.used.update(zip(table.path, zip(table.start, table.older_code, strict=True), strict=True))
+        elif words := older_code(table.older_code):
+            print(f"{experiment}: {words}")
         return table
 
     def only(self, *tables: pd.DataFrame) -> None:
@@ -190,10 +186,6 @@ class Data:
         """The number of all runs of the point of `run`, as a claim takes it over occasions."""
         where = _unusual(experiment, _point(experiment, run))
         return self.sample(experiment, metric, where, sampled="occasions", **how)
-
-    @cached_property
-    def _kept(self) -> dict[str, Runs]:
-        return {}
 
     def _records(self, experiment: str) -> Runs:
         if experiment not in self._kept:

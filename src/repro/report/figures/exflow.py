@@ -3,6 +3,7 @@
 A method of placement has one colour and one marker.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -43,10 +44,11 @@ ONE_NODE = {**PLAIN, "gpus_per_node": 0, "train_tokens": 0}
 
 def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e", domain: str = "all") -> Drawing:
     """P(next expert | this expert) of one pair of layers, and the mutual information of every pair; of trace `other` too."""
-    runs = data.runs("exflow_affinity", trace=trace, domain=domain).astype({"tokens_used": int})
-    runs = runs[runs.tokens_used == runs.tokens_used.max()]
-    shown = {each: _most_tokens(data, each, domain) for each in dict.fromkeys((trace, other))}
+    shown = {trace: _most_tokens(data, trace, domain)}
+    with suppress(NothingToShow):
+        shown[other] = _most_tokens(data, other, domain)
     data.only(*shown.values())
+    runs = shown[trace]
     table = series(runs)
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 4.1), width_ratios=[1, 1.15])
 
@@ -63,8 +65,7 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
     fig.colorbar(image, ax=left, shrink=0.8)
 
     for index, (each, some) in enumerate(shown.items()):
-        if len(some):
-            _information(right, data, some, each, domain, index)
+        _information(right, data, some, each, domain, index)
     pairs = table[table.kind == "pair"].groupby("layer")
     right.set(xlabel="layer (and the next one)", ylabel="mutual information (bits)", ylim=(0, None))
     right.legend(loc="lower left", bbox_to_anchor=(0, 1.0), fontsize=8, frameon=False)
@@ -76,11 +77,9 @@ def exflow_routing(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e"
 
 
 def _most_tokens(data: Data, trace: str, domain: str) -> pd.DataFrame:
-    """Runs of a trace on texts of a domain, with the most tokens; may be empty."""
-    every = data.all_runs("exflow_affinity")
-    runs = every[(every.trace == trace) & (every.domain == domain)]
-    tokens = runs.tokens_used.astype(int)
-    return runs[tokens == tokens.max()]
+    """Runs of a trace on texts of a domain, with the most tokens."""
+    runs = data.runs("exflow_affinity", trace=trace, domain=domain).astype({"tokens_used": int})
+    return runs[runs.tokens_used == runs.tokens_used.max()]
 
 
 def _information(axes: Axes, data: Data, runs: pd.DataFrame, trace: str, domain: str, index: int) -> None:
@@ -122,14 +121,9 @@ def exflow_hops(data: Data, *, trace: str = TRACE, other: str = "gpt_moe_64e") -
     caption += f"{BY_SEQUENCES} Black bars: a lower bound for any placement, on the tokens that "
     caption += f"the placement was computed from. Paper: Fig. 8 as told by secondary notes.{_programs(flat)}"
     nodes = {**ONE_NODE, "trace": trace, "method": "affinity", "gpus": 16, "gpus_per_node": 4}
-    how = {
-        "over": {"method": "contiguous"},
-        "complement": True,
-        **SEQUENCES,
-        "columns": ("node_crossings", "transitions"),
-    }
-    saved = {"over": {"method": "contiguous"}, "form": "reduction"}
-    if theirs := by_sequences(data, trace, method="exflow", gpus=4, **saved):
+    over = {"over": {"method": "contiguous"}}
+    how = SEQUENCES | over | {"complement": True, "columns": ("node_crossings", "transitions")}
+    if theirs := by_sequences(data, trace, method="exflow", gpus=4, form="reduction", **over):
         caption += " The claims use our search. On 4 GPUs the paper's integer program saves "
         caption += f"{marks.said(theirs)} within its time limit."
     if node := data.sample("exflow_placement", "node_crossing_fraction", nodes, **how):

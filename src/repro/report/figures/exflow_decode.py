@@ -222,8 +222,8 @@ def exflow_gain(
             axes.axhline(value, color="black", linestyle=":", linewidth=1)
             marks.note(axes, f"paper {value:g}", -0.45, value, dy=2, fontsize=7.5)
         ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
-        fewest, most = (end(len(sample.values) for sample in steps.values()) for end in (min, max))
-        pairs = f"{fewest} to {most} pairs a step" if fewest < most else f"{most} pair{'s' * (most > 1)} a step"
+        counts = [len(sample.values) for sample in steps.values()]
+        pairs = f"{marks.span(counts)} pair{'s' * (max(counts) > 1)} a step"
         title = f"{setting['experts']} experts, {ranks} ranks, {setting['cluster_mbit_s']:g} Mbit/s\n{pairs}"
         axes.set_title(title, fontsize=9)
         there = [0, *steps]

@@ -46,6 +46,11 @@ def engine_name(run: pd.Series) -> str:
     return ", ".join(words + ([run["dtype"]] if run["dtype"] != "float32" else []))
 
 
+def of_usual_model(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs of the claims' model, where there are any, else of that with most runs."""
+    return runs[runs.model == (MODEL if MODEL in set(runs.model) else runs.model.mode()[0])]
+
+
 def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFrame:
     """Runs of one model on one device (the CPU, where it served), with `name`, what the engine is called: a dtype that all
     have is not in it. None: the claims' model, else that of most runs. NothingToShow for a model without runs.
@@ -56,8 +61,7 @@ def of_one_model(serving: pd.DataFrame, model: str | None = None) -> pd.DataFram
         raise NothingToShow(f"No record of a finished flover_serving run with model {model}.")
     if (serving.device == "cpu").any():
         serving = serving[serving.device == "cpu"]
-    shown = MODEL if MODEL in set(serving.model) and not model else serving.model.mode()[0]
-    serving = serving[serving.model == shown]
+    serving = of_usual_model(serving)
     names = serving.apply(engine_name, axis=1)
     if serving["dtype"].nunique() == 1:
         names = names.str.removesuffix(f", {serving['dtype'].iloc[0]}")
@@ -164,7 +168,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     rows = [*_measured_speedups(data, main, serving), *_published_speedups()]
     marks.dot_rows(right, rows, ".1f")
     right.axvline(1, color="grey", linewidth=1)
-    right.set(xlabel="times as fast", xlim=(0, 21))
+    right.set(xlabel="times as fast", xlim=(0, max(21, 1.1 * right.get_xlim()[1])))
     run = main.iloc[0]
     caption = f"{run.weights}; {run.requests} requests, {setting(run)}. {REPEATS} Circles, vs serial: mean over pairs "
     caption += "of runs of the same occasion, with its 95 % interval, where there are enough pairs. Squares, vs n × "

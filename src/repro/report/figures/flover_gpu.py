@@ -52,7 +52,7 @@ def flover_gpu(data: Data) -> Drawing:
     axes.axvline(1, color="grey", linewidth=1)
     marks.rows(axes, list(samples), fontsize=8)
     marks.log_axis(axes.xaxis, [1, 2, 3, 5, 10])
-    axes.set(xlabel="ratio, logarithmic", xlim=(0.9, 20))
+    axes.set(xlabel="ratio, logarithmic", xlim=(min(0.9, 0.95 * axes.dataLim.xmin), max(20, 1.5 * axes.dataLim.xmax)))
     fig.legend(ncols=3, **marks.ABOVE)
     runs = [run for on_gpu, _ in samples.values() if on_gpu for run in on_gpu.runs.values()]
     gpus = sorted({gpu for run in runs for gpu in run.provenance.gpu})

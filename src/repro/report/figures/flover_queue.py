@@ -67,7 +67,7 @@ def flover_model(data: Data) -> Drawing:
     caption += "Overlap: the share of all requests that an average iteration holds. Speedup: over instances at the "
     caption += "pace of Fig. 7. Memory shuffle: answers of random lengths, with reordering and without; the lines "
     caption += "coincide where reordering gains little. Furthest off, predicted for printed: "
-    caption += f"{'; '.join(_furthest(table, *each) for each in shown)}."
+    caption += f"{'; '.join(_furthest(_rows(table, *each[:2]), each[2]) for each in shown)}."
     if told := marks.of_claims(data, _WORST):
         caption += f" Worst errors in %: {told}."
     if told := marks.of_claims(data, _REST):
@@ -75,9 +75,8 @@ def flover_model(data: Data) -> Drawing:
     return Drawing(fig, "modelled; crosses: paper", caption)
 
 
-def _furthest(table: pd.DataFrame, figure: str, quantity: str, title: str, label: str, scale: str) -> str:
+def _furthest(rows: pd.DataFrame, title: str) -> str:
     """Of one panel the printed number that the prediction misses most, by their ratio."""
-    rows = _rows(table, figure, quantity)
     row = rows.loc[np.log(rows.predicted / rows.printed).abs().idxmax()]
     predicted, printed = (f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row.predicted, row.printed))
     return f"{title} {predicted} for {printed}"

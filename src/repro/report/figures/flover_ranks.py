@@ -47,7 +47,7 @@ def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:
     marks.dot_rows(panels["ratios"], ratios, ".3g")
     panels["ratios"].axvline(1, color="grey", linewidth=1)
     panels["ratios"].set(xlabel="total time: without reordering ÷ with it; in two nodes ÷ in one")
-    panels["ratios"].set_xlim(0.8, 1.05 * panels["ratios"].get_xlim()[1])
+    panels["ratios"].set_xlim(min(0.8, 0.95 * panels["ratios"].dataLim.xmin), 1.05 * panels["ratios"].get_xlim()[1])
     agree = (
         "in each iteration all ranks ran the same requests"
         if (parallel.ranks_agree == 1).all()

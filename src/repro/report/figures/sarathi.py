@@ -10,7 +10,7 @@ from repro.flover.scheduler import Scheduler
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
-from repro.report.figures.flover import MODEL
+from repro.report.figures.flover import MODEL, of_usual_model
 
 POLICIES = {
     "request_level": "request-level batches",
@@ -25,11 +25,6 @@ TIMES = {
 }
 SETTING = ["model", "dtype", "chunk", "prompt_tokens", "output_tokens", "requests", "slots"]
 LENGTHS = "{prompt_tokens} + {output_tokens} tokens, chunk of {chunk}"
-
-
-def _of_one_model(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs of the claims' model, where there are any, else of that with most runs."""
-    return runs[runs.model == (MODEL if MODEL in set(runs.model) else runs.model.mode()[0])]
 
 
 def _settings(runs: pd.DataFrame, fields: list[str], words: str) -> list[tuple[str, pd.DataFrame]]:
@@ -93,7 +88,7 @@ def sarathi_throughput(data: Data) -> Drawing:
     """Until all are done, mean time to first token and longest wait for a next one, by policy; below, for every setting,
     how many times as fast chunks are, and the paper's."""
     runs = data.runs("sarathi_prefill", measures="throughput")
-    main = max((mine for _, mine in _of_one_model(runs).groupby(SETTING)), key=len)
+    main = max((mine for _, mine in of_usual_model(runs).groupby(SETTING)), key=len)
     settings = _settings(runs, SETTING, LENGTHS)
     heights = [2, 0.3 * len(settings) + 0.5]
     fig = plt.figure(figsize=(10, sum(heights) + 1.6))
@@ -143,8 +138,7 @@ def sarathi_pipeline(data: Data) -> Drawing:
         places = [at + 0.38 * number - 0.19 for at in range(len(names))]
         shares = 100 * table[f"{policy}_bubble_fraction"]
         left.barh(places, shares, height=0.36, color=PALETTE[number], hatch=HATCHES[number], label=label)
-    for number, metric in enumerate(("bubble_reduction", "speedup")):
-        label = "bubbles" if metric == "bubble_reduction" else "time until all are done"
+    for number, (metric, label) in enumerate((("bubble_reduction", "bubbles"), ("speedup", "time until all are done"))):
         right.plot(table[metric], range(len(names)), linestyle="", label=label, **marks.look(number))
     theirs = [paper(claim)[0].value for claim in ("SA-3.a", "SA-3.b")]
     for number, value in enumerate(theirs):

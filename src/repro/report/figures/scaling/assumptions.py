@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from repro.report.figures.base import PALETTE, Drawing
 from repro.report.figures.data import Data, series
 from repro.report.figures.marks import log_axis, of_claims
-from repro.report.figures.scaling.marks import PLANS, SLOW_RING, batches, in_words, style
+from repro.report.figures.scaling.marks import PLANS, SLOW_RING, batches, in_words, style, whiskers
 from repro.report.figures.zero.runs import HPZ
 from repro.scaling.ladder import CHOICES, ENGINE_PRIORS, MACHINE_PRIORS, TARGETS
 
@@ -33,12 +33,12 @@ def scaling_overlap(data: Data) -> Drawing:
     points, profile = (table[table.kind == kind] for kind in ("point", "profile"))
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4))
     for number, (fitted, some) in enumerate(points.groupby(points.fitted.astype(bool), sort=False)):
-        whiskers = np.array([some.predicted - some.predicted_low, some.predicted_high - some.predicted])
+        reach = whiskers(some, "predicted")
         fill = "full" if fitted else "none"
         label = "fitted: 18B, 138B" if fitted else "not fitted: 49B, 91B"
         # Where both are of one number, the filled mark lies inside the hollow one.
         marks = {"markersize": 4 if fitted else 9, "capsize": 2 if fitted else 5, "zorder": 3 if fitted else 2}
-        left.errorbar(some.ratio, some.predicted, yerr=whiskers, fillstyle=fill, label=label, **marks, **style(number))
+        left.errorbar(some.ratio, some.predicted, yerr=reach, fillstyle=fill, label=label, **marks, **style(number))
     fitted = points[points.fitted.astype(bool)]
     left.plot(fitted.ratio, fitted.left_out, "x", color="black", markersize=5, label="left out, others fitted")
     ends = np.array([0.9, 2.9])

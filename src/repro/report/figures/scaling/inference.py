@@ -11,7 +11,7 @@ from repro.claims import registry
 from repro.flover.paper import REQUESTS
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
-from repro.report.figures.marks import ABOVE, grid, log_axis, of_claims
+from repro.report.figures.marks import ABOVE, grid, log_axis, of_claims, span
 from repro.report.figures.scaling.marks import band, style, whiskers
 
 _ROWS = {  # axis: metric: name
@@ -139,7 +139,8 @@ def scaling_requests(data: Data) -> Drawing:
         panel.set_ylabel("until the last is done (s)")
     handles = axes[0][0].get_legend_handles_labels()
     figure.legend(*handles, ncols=4, **ABOVE)
-    caption = "One request every 500 ms, 512 tokens each. Lines: medians; bands: 95 % of what is uncertain of "
+    caption = f"One request every {span(found.interval_ms)} ms, 512 tokens each. "
+    caption += "Lines: medians; bands: 95 % of what is uncertain of "
     caption += "the machine. Hollow: the paper's Fig. 4(a). Authors' file: the shape in the authors' configuration "
     caption += "file, whose MLP is narrower than LLaMA-65B's. Both axes are logarithmic."
     there = {claim: name for claim, name in _SPEEDUPS.items() if data.of_claim(claim)}

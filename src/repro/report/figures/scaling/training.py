@@ -15,7 +15,7 @@ from repro.report.figures.scaling.marks import FRONTIER, PLANS, band, batches, i
 from repro.report.figures.zero.runs import HPZ
 
 
-def _runs(data: Data, **fields: object) -> pd.DataFrame:
+def frontier_runs(data: Data, **fields: object) -> pd.DataFrame:
     """Runs of scaling_train for Frontier and its scenario, of those whose point `fields` have these values."""
     found = data.runs("scaling_train", hardware=list(FRONTIER), **fields)
     alike = ["hardware", "model", "accumulation"]  # of these the run of the most ranks, and with the most draws
@@ -38,7 +38,7 @@ def scaling_gcds(
 ) -> Drawing:
     """TFLOPS per GCD and efficiency against the fewest nodes that hold a plan, over the number of GCDs; with the fewest
     micro-batches and with the most."""
-    found = _runs(data, model=model)
+    found = frontier_runs(data, model=model)
     found = found[found.accumulation.isin([found.accumulation.min(), found.accumulation.max()])]
     data.only(found)
     shape = {"figsize": (max(5, 2.3 * len(found) + 0.8), 5.6), "squeeze": False, "sharey": "row"}
@@ -75,7 +75,7 @@ def scaling_gcds(
 
 def scaling_ratios(data: Data) -> Drawing:
     """How many times as fast one plan is as another, by machine, model and batch, beside what the paper reports."""
-    found = _runs(data).reset_index(drop=True)
+    found = frontier_runs(data).reset_index(drop=True)
     rows = [
         f"{FRONTIER[run.hardware]}, {run.model.removeprefix('gpt-').upper()}, {batches(run.accumulation)}"
         for run in found.itertuples()
@@ -105,7 +105,7 @@ def scaling_ratios(data: Data) -> Drawing:
 
 def scaling_changes(data: Data, *, model: str = "gpt-20b") -> Drawing:
     """TFLOPS of the hierarchical plan with one choice changed at a time; hollow where it does not fit."""
-    found = _runs(data, model=model)
+    found = frontier_runs(data, model=model)
     table = series(found).query("kind == 'levels'")
     figure, axes = grid(len(found), 2, (3.1, 3), (2.6, 0.2), sharey=True)
     gains, largest = dict[str, list[float]](), dict[str, list[float]]()
@@ -144,7 +144,7 @@ def _over_panels(ratios: Mapping[str, Sequence[float]]) -> str:
 
 def scaling_tornado(data: Data, *, model: str = "gpt-20b", accumulation: int = 1, parameters: int = 8) -> Drawing:
     """hierarchical ÷ ZeRO++ with one parameter or assumption at a time at the ends of its interval, the widest first."""
-    found = _runs(data, model=model, accumulation=accumulation)
+    found = frontier_runs(data, model=model, accumulation=accumulation)
     figure, axes = plt.subplots(1, len(found), figsize=(4 * len(found) + 0.5, 3.6), squeeze=False)
     likely, widest, shown = list[float](), list[str](), set[str]()
     for panel, (number, run) in zip(axes[0], found.iterrows(), strict=True):

@@ -121,10 +121,15 @@ def _held_out_panel(axes: Axes, table: pd.DataFrame) -> None:
     axes.set(xscale="log", yscale="log", ylim=_CUT)
 
 
+def step_runs(data: Data) -> pd.DataFrame:
+    """Runs of `scaling_step` of all plans, or else of the paper's."""
+    found = data.runs("scaling_step")
+    return found[found.plans == min(found.plans)]  # "all" before "paper"
+
+
 def scaling_plans(data: Data) -> Drawing:
     """Predicted against measured training steps of every plan and rate. Filled: calibrated with. Hollow: predicted."""
-    found = data.runs("scaling_step")
-    found = found[found.plans == ("all" if (found.plans == "all").any() else "paper")]
+    found = step_runs(data)
     data.only(found)
     table = series(found)
     plans = [plan for plan in PLANS if plan in set(table.plan)]

@@ -6,7 +6,9 @@ from pandas.io.formats.style import Styler
 
 from repro.report.figures.data import Data, NothingToShow, series
 from repro.report.figures.scaling.inference import AUTHORS_FILE, PAPERS_MODELS
-from repro.report.figures.scaling.marks import FRONTIER, MACHINES, PLANS
+from repro.report.figures.scaling.marks import MACHINES, PLANS
+from repro.report.figures.scaling.training import frontier_runs
+from repro.report.figures.scaling.validation import step_runs
 from repro.report.figures.tables import rounded
 
 _PROBED = "median, not calibrated"
@@ -39,7 +41,7 @@ def protocols(data: Data) -> pd.DataFrame:
 def step_errors(data: Data) -> Styler:
     """Predicted steps against measured ones by rate and micro-batches, in percent; at the right the median without
     calibration, from the probe alone."""
-    new = _steps(data)
+    new = series(step_runs(data)).query("calibrated == False")
     by_rate = (100 * np.expm1(new.log_error)).groupby([new.cluster_mbit_s, new.accumulation])
     within = by_rate.agg(lambda each: 100 * (each.abs() <= 15).mean())
     table = by_rate.agg(["count", "median", "min", "max"]).assign(**{"within 15 %": within}).round()
@@ -49,17 +51,9 @@ def step_errors(data: Data) -> Styler:
     return rounded(table.rename_axis(["Mbit/s between nodes", "micro-batches"]), 0)
 
 
-def _steps(data: Data) -> pd.DataFrame:
-    """Predicted steps of the runs of all plans, or of the paper's."""
-    steps = data.runs("scaling_step")
-    return series(steps[steps.plans == min(steps.plans)]).query("calibrated == False")
-
-
 def step_factors(data: Data) -> pd.DataFrame:
     """Factors that were calibrated on three plans at one rate."""
-    steps = data.runs("scaling_step")
-    steps = steps[steps.plans == min(steps.plans)]
-    table = steps.set_index(["accumulation", "rates"]).filter(like="factor_").round(2)
+    table = step_runs(data).set_index(["accumulation", "rates"]).filter(like="factor_").round(2)
     return table.rename(columns=lambda name: name.removeprefix("factor_").replace("_", " "))
 
 
@@ -74,9 +68,7 @@ def published_steps(data: Data) -> pd.DataFrame:
 
 def training(data: Data) -> pd.DataFrame:
     """Predicted steps on Frontier, by model, micro-batches and plan; critical: what a step waits for."""
-    frontier = data.runs("scaling_train", hardware=list(FRONTIER))
-    frontier = frontier.sort_values(["ranks", "draws"])  # of several sizes the largest
-    frontier = frontier.drop_duplicates(["hardware", "model", "accumulation"], keep="last")
+    frontier = frontier_runs(data)
     columns = {"step_seconds": "step (s)", "tflops": "TFLOPS per GCD", "efficiency": "efficiency"}
     columns |= {"gigabytes": "GB a rank", "critical": "critical"}
     steps = pd.wide_to_long(frontier, list(columns), "path", "plan", sep="_", suffix=_NAMED_PLANS).reset_index("plan")

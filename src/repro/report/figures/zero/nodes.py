@@ -13,7 +13,7 @@ from repro.report.figures.data import Data, NothingToShow, paper
 from repro.report.figures.marks import log_axis, point
 from repro.report.figures.marks import said as words
 from repro.report.figures.zero.marks import color, look, note
-from repro.report.figures.zero.runs import MEASURED, PLANS, PREDICTED, PlanName, Training, parameters, present
+from repro.report.figures.zero.runs import MEASURED, OWN, PLANS, PREDICTED, PlanName, Training, parameters, present
 from repro.report.figures.zero.times import paired
 
 
@@ -33,7 +33,8 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     fig, panels = plt.subplots(1, 1 + bool(several), **shape)
     _weak_scaling(panels[0, 0], medians, scaled)
     ranks = training.setting["packages"] * training.setting["gcds"]
-    caption = f"{ranks} processes a node, all on one machine, a GPT of {parameters(grown)}, {training.network}. "
+    together = "" if training.setting["fabric"] == OWN else ", all on one machine"
+    caption = f"{ranks} processes a node{together}, a GPT of {parameters(grown)}, {training.network}. "
     counts = grown[grown.plan.isin(scaled)].groupby(["plan", "nodes"]).size()
     caption += f"Bars: medians of {marks.span(counts)} runs; hatched: compute. "
     if several:
@@ -41,7 +42,8 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
         told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
         caption += "Right: step time on the fewest nodes ÷ on more; dots are pairs of runs of the same occasion, "
         caption += "marks their mean, bars its 95 % interval. Measured on the most nodes: "
-        caption += f"{', '.join(told) or 'no pair'}; of other plans no such pair was run."
+        caption += f"{', '.join(told) or 'no pair'}"
+        caption += "; of other plans no such pair was run." if 0 < len(told) < len(scaled) else "."
     return Drawing(fig, f"{training.evidence}; dotted: modelled; dashed: paper", caption)
 
 
@@ -63,7 +65,7 @@ def _efficiencies(
             marks.note(axes, PLANS[plan], least.index[-1], least.iloc[-1], dx=7, dy=dy, va="center")
     axes.axhline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1, label="paper, to 384 GCDs")
     axes.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes ÷ rates alone")
-    axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, 1.1))
+    axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, max(1.1, axes.get_ylim()[1])))
     log_axis(axes.xaxis, sorted(runs.nodes.unique()))
     axes.margins(x=0.2)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, frameon=False, columnspacing=1)

@@ -43,6 +43,8 @@ def zero_prediction(data: Data) -> Drawing:
             style = look(plan) | {"markersize": 7, "linestyle": "none", "fillstyle": filled}
             axes.plot(mine[PREDICTED], mine[MEASURED], **style)
         axes.plot([], [], "o", color="black", fillstyle=filled, label=micro_batches(count))
+        if len(table) == 1:  # has no rank
+            continue
         rank = table[_BOTH].corr(method="spearman").iloc[0, 1]
         longer = table.loc[table[PREDICTED].idxmin(), MEASURED] / table[MEASURED].min() - 1
         notes.append(

@@ -8,6 +8,7 @@ import pandas as pd
 
 from repro.experiments.zero_train import EXPERIMENT
 from repro.report.figures.data import NothingToShow
+from repro.report.figures.marks import span
 
 PLANS = {  # name in the records: name in figures
     "ddp": "DDP",
@@ -36,6 +37,7 @@ HPZ = " hpZ: ZeRO++'s second copy of the weights, one in every node."
 LEVELS = {"package": "in the package\n(GCD pair)", "node": "between packages\nof a node", "cluster": "between nodes"}
 FIELDS = {name: usual for name, usual in EXPERIMENT.defaults.items() if name != "plan"}
 MEASURED, PREDICTED, STATE = "step_seconds", "predicted_step_seconds", "state_bytes_per_rank"
+OWN = "the machine's own"  # `fabric` of a job on a cluster, where each node is a machine
 
 
 def commonest(table: pd.DataFrame, *free: str) -> dict[str, Any]:
@@ -89,15 +91,14 @@ class Training:
         counts = self.like(accumulation=...).groupby(["plan", "accumulation"]).repeat.nunique()
         if counts.max() == 1:
             return "One run each."
-        least = "" if counts.min() == counts.max() else f"{counts.min()} to "
-        return f"Marks: medians of {least}{counts.max()} runs, with their range."
+        return f"Marks: medians of {span(counts)} runs, with their range."
 
     def size(self, setting: dict[str, Any] | None = None) -> str:
         """Ranks and parameters of a setting, for captions."""
         setting = setting or self.setting
         ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
-        nodes = f"in {setting['nodes']} {'emulated ' if setting['fabric'] == 'shaped' else ''}nodes of one machine"
-        return f"{ranks} processes {nodes}, a GPT of {parameters(self.like(setting))}"
+        nodes = {"shaped": "emulated nodes of one machine", OWN: "nodes"}.get(setting["fabric"], "nodes of one machine")
+        return f"{ranks} processes in {setting['nodes']} {nodes}, a GPT of {parameters(self.like(setting))}"
 
     def best(self, runs: pd.DataFrame) -> str:
         """What the search's best plan holds, for captions of figures that show its speed; empty without a run of it."""
@@ -109,7 +110,7 @@ class Training:
 
     def libraries(self, runs: pd.DataFrame) -> str:
         """What the libraries' numbers are of, for captions; empty where none ran, or over GPUs."""
-        if self.setting["fabric"] == "the machine's own" or not runs.plan.str.startswith(("deepspeed", "fsdp2")).any():
+        if self.setting["fabric"] == OWN or not runs.plan.str.startswith(("deepspeed", "fsdp2")).any():
             return ""
         return (
             " DeepSpeed's ZeRO-3 and FSDP2 use gloo's reduce-scatter here, which moves twice the bytes. No library's times "

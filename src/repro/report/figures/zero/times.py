@@ -199,9 +199,9 @@ def _without_levels(
     """How many times faster than ZeRO-3 plans are, on a network with levels and on one without."""
     with_levels = {plan: faster(data, levels, "zero3", plan) for plan in without}
     shown = [plan for plan in without if with_levels[plan] or without[plan]]
-    for i, (samples, runs, name) in enumerate(
-        ((with_levels, levels, "16 : 4 : 1"), (without, flat, "all links alike"))
-    ):
+    network = levels.iloc[0]
+    ratios = f"{network.package_ratio:g} : {network.node_ratio:g} : 1"
+    for i, (samples, runs, name) in enumerate(((with_levels, levels, ratios), (without, flat, "all links alike"))):
         style = {"color": PALETTE[i + 3], "hatch": HATCHES[i], "edgecolor": "white"}
         axes.bar(0, 0, label=name, **style)
         for x, plan in enumerate(shown):

@@ -26,7 +26,8 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
     training = Training(data.runs("zero_train"))
     runs = training.with_batches(accumulation)
     shown, nodes, unit = present(runs, plans), training.setting["nodes"], runs.model_bytes.iloc[0]
-    data.only(runs[runs.plan.isin(shown)])
+    runs = runs[runs.plan.isin(shown)]
+    data.only(runs)
     fig, axes = plt.subplots(1, 3, figsize=(10, 0.25 * len(shown) + 1.7), sharey=True)
     for panel, level in zip(axes, LEVELS, strict=True):
         sent = runs.groupby("plan")[[f"bytes_{level}", f"wire_{level}"]].median() / unit / nodes
@@ -52,8 +53,7 @@ def zero_bytes(data: Data, *, accumulation: int | None = None, plans: tuple[Plan
         text += f" Between nodes the kernel counts {100 * (more.median() - 1):.1f} % more than the payload."
     if told := marks.of_claims(data, _CLAIMS):
         text += f" As the claims count, the first two for many nodes: {told}."
-    text += training.best(runs[runs.plan.isin(shown)])
-    text += training.libraries(runs[runs.plan.isin(shown)])
+    text += training.best(runs) + training.libraries(runs)
     text += f"{HPZ} qwZ: weights are sent as INT8; qgZ: gradients as INT4, in two hops unless said otherwise."
     text += f" Dotted: the rules for many nodes and one micro-batch, 3 M for ZeRO-3 and 0.75 M for ZeRO++, counted for {nodes}."
     return Drawing(fig, training.evidence, text)
