@@ -19,7 +19,8 @@ class Training:
 
     adamw           arguments of `torch.optim.AdamW`
     max_grad_norm   clip to this global norm; None: never
-    dtype           float32 or bfloat16, of computation and messages; masters and moments are fp32
+    dtype           float32 or bfloat16 (our engine has float16 too), of computation and messages; masters and moments
+                    are fp32
     init            for a model on the meta device: fills the parameters that a submodule itself holds, as for
                     `repro.zero.ZeroOptimizer`; default: its `reset_parameters()`
     """

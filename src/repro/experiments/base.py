@@ -69,7 +69,8 @@ class Point(Strict, frozen=True):
 # --- metrics -------------------------------------------------------------------------------------------------------
 
 
-# A float and its unit, as a record gives it. `Number` is for counts and shares, `Ratio` for a quotient of two numbers of the same kind.
+# A float and its unit, as a record gives it. `Number` is for counts and shares, `Ratio` for a quotient of two numbers
+# of the same kind.
 Number = Annotated[float, "1"]
 Ratio = Annotated[float, "×"]
 Seconds = Annotated[float, "s"]

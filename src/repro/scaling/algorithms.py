@@ -208,7 +208,8 @@ def _one_each(group: Group, message: float) -> tuple[float, ...]:
 
 
 def _exchange(group: Group, distance: int, message: float, reduced: float = 0.0) -> Stage:
-    """With the partner whose number differs in the bit of `distance`: all messages cross the same level."""
+    """With the partner whose number differs in the bit of `distance`. All messages cross the same level where the sizes
+    inside are powers of two; elsewhere that is an approximation."""
     level = max(i for i, unit in enumerate(group.units()) if unit <= distance and group.sizes[i] > 1)
     return _at_level(group, level, 1, message, reduced)
 

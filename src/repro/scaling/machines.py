@@ -107,7 +107,8 @@ class Hardware:
         return found
 
     def at(self, **values: Value) -> "Hardware":
-        """The same machine with some parameters of `intervals` fixed, or [draws] of them given. ValueError for a name that is not one of them."""
+        """The same machine with some parameters of `intervals` fixed, or [draws] of them given. ValueError for a name
+        that is not one of them."""
         if unknown := values.keys() - self.intervals().keys():
             raise ValueError(f"{self.name}: unknown {min(unknown)!r}, known: {', '.join(self.intervals())}")
         return replace(self, values={**self.values, **values})

@@ -68,8 +68,8 @@ def sweep(
     accumulations: Iterable[int] = (1,),
     **options: Any,
 ) -> pd.DataFrame:
-    """A row per combination: the median (no suffix) and the ends of the 95 % band (`_low`, `_high`) of step seconds and of TFLOPS per
-    rank, memory, and what the step waits for. Modelled, all of it. `options`: as of `predict`."""
+    """A row per combination: the median (no suffix) and the ends of the 95 % band (`_low`, `_high`) of step seconds and
+    of TFLOPS per rank, memory, and what the step waits for. Modelled, all of it. `options`: as of `predict`."""
     rows = []
     for machine, count, config, accumulation, plan in itertools.product(machines, nodes, models, accumulations, plans):
         kind = hardware(machine) if isinstance(machine, str) else machine

@@ -31,7 +31,7 @@ class Decoder:
     placed   int [layers, experts]: the rank of every expert, as `Placement.gpu`, any number of them per rank; or
              `Replicas`, in which experts have copies. `dispatch` says which copy takes a row (`hosting.py`); unlike
              in `evaluate_replicas`, rows of a rank go to equally near copies in turn
-    memory   for keys_values="shared": of all requests, with `share_memory` before the ranks were started
+    memory   for keys_values="shared": of all requests, in the model's dtype, with `share_memory` before the ranks start
 
     `meter` tells where time goes, and the bytes that the ledger of `communicator` counts. `routing`, when it is set,
     counts what the routers of this rank choose. ValueError for an unknown mode, when the placement does not fit model
