@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +23,7 @@ from typer.main import get_command
 
 from repro import cli, experiments, launch, paths, scaling, zero
 from repro.claims import registry
+from repro.cli import settings
 from repro.flover import Engine, Request, Scheduler
 from repro.models.gpt import GPT, GPTConfig
 from repro.models.llama import Llama, LlamaConfig
@@ -55,6 +57,26 @@ def test_files_and_links_exist(document):
     assert [
         path for path in {*named} - {*made} - ELSEWHERE if not any((start / path).exists() for start in starts)
     ] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_places_in_pages_exist(document):
+    here = paths.root() / document
+    links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", here.read_text())
+    wrong = [f"{page}#{place}" for page, place in links if place not in places(here.parent / page if page else here)]
+    assert wrong == []
+
+
+@cache
+def places(page: Path) -> set[str]:
+    """Where a link may lead in a page: its ids, and in Markdown its headings, as GitHub names them."""
+    text = page.read_text()
+    ids = set(re.findall(r'\bid="([^"]+)"', text))
+    if page.suffix != ".md":
+        return ids
+    heads = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", head).lower() for head in heads)
+    return ids | {re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in plain}
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *APPENDICES])
@@ -105,6 +127,10 @@ def test_targets_and_claims_of_commands_exist(document):
     assert {*asked} - known == set()
     tiers = re.findall(r"--tier[ =](\w+)", text)
     assert {*tiers} - {*get_args(config.Tier), "TIER"} == set()
+    for name, pairs in re.findall(r"^ *repro run ([a-z]\w*)((?: --set \S+)*)", text, re.MULTILINE):
+        settings.point(name, re.findall(r"--set (\S+)", pairs))
+    profiles = {*re.findall(r"--profile (\S+)", text)}
+    assert [name for name in profiles if not (paths.root() / name / "config.yaml").exists() and "NAME" not in name] == []
     ids = {claim.id for claim in registry.load()}
     for line in re.findall(r"^repro (?:claims|explain|reproduce)((?: [A-Z][\w.-]*)+)", text, re.MULTILINE):
         for word in set(line.split()) - {"ID"}:

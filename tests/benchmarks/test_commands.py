@@ -1,4 +1,4 @@
-"""The benchmarks that the README names start."""
+"""The benchmarks that docs/commands.md names start."""
 
 import importlib
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from repro import paths
 
-[NAMED] = re.findall(r"python benchmarks/placement\.py --help .*: (.*)", (paths.root() / "README.md").read_text())
+[NAMED] = re.findall(r"python benchmarks/placement\.py --help .*: (.*)", (paths.root() / "docs/commands.md").read_text())
 
 
 @pytest.mark.parametrize("name", NAMED.split(", "))

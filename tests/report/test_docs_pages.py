@@ -56,6 +56,14 @@ def test_every_claim_stands_on_the_page_with_its_numbers_and_command(pages, rows
         assert [text for text in said if text not in cells] == []
 
 
+def test_a_primary_claim_stands_with_its_figure_in_readme_and_appendix(pages, rows):
+    for row in rows:
+        if row.claim.primary:
+            assert f"| `{row.figure}` |" in pages["README.md"], row.claim.id
+            assert row.figure in pages["docs/appendix/eurosys.md"]
+            assert all(f"figure {latex.code(row.figure)}" in pages[path] for path in APPENDIX)
+
+
 def test_every_claim_with_records_has_a_command_and_minutes(rows):
     for row in rows:
         if row.verdict.records:
@@ -127,7 +135,7 @@ def test_a_changed_page_is_named_and_written(pages, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("page", "parts"),
     [
-        ("README.md", {"outcome", "minutes", "sample", "claims", "machines", "evidence"}),
+        ("README.md", {"outcome", "minutes", "occasions", "sample", "claims", "machines", "evidence"}),
         ("docs/flover.md", {"serving", "queue"}),
         ("docs/scaling.md", {"collectives", "steps"}),
     ],

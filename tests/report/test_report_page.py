@@ -13,6 +13,7 @@ from report.addresses import Addresses, unresolved
 
 from repro import paths
 from repro.claims import registry, sides
+from repro.experiments import stored
 from repro.plan import config
 from repro.report import figures, html
 from repro.report.page import links, pictures
@@ -24,9 +25,10 @@ TEXTS = {"asks": "", "caption": "What it shows.", "evidence": "modelled", "n": "
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run with the shipped records of one experiment, one of them by older code, two pictures, and its report, beside
-    shipped records without any, since reading them all takes seconds."""
+    these alone, since reading all shipped records takes seconds."""
     folder = tmp_path_factory.mktemp("run")
     shutil.copytree(SHIPPED / "records/flover_queue", folder / "records/flover_queue")
+    shipped = stored.collect(folder / "records").records
     older = sorted((folder / "records/flover_queue").glob("*.json"))[0]
     older.write_text(re.sub(r'"source_hash": *"\w+"', '"source_hash": "then"', older.read_text()))
     for name in ("flover_model", "flover_batch_cost", "shipped/flover_model"):
@@ -37,7 +39,7 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "papers", beginning_with_a_claim(registry.papers()))
         patch.setattr(
-            sides, "shipped", lambda claims: sides.Side("shipped", SHIPPED, {}, registry.evaluate(claims, {}))
+            sides, "shipped", lambda claims: sides.Side("shipped", SHIPPED, shipped, registry.evaluate(claims, shipped))
         )
         patch.setattr(html.machines, "others", lambda claims, shipped: [])
         html.write(folder / "records", folder / "figures", folder / "report.html")
@@ -106,6 +108,15 @@ def test_each_claim_opens_to_what_it_rests_on(page):
         "<dt>Made on</dt>",
     ):
         assert words in claim, words
+
+
+def test_claims_of_both_sides_stand_with_ratio_allowed_variation_and_verdicts(page):
+    table = page.split('id="beside"')[1].split("</table>")[0]
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr><td>.*?</tr>", table)]
+    (one,) = [row for row in cells if 'href="#FL-F8.a"' in row[0]]
+    assert len(cells) > 5 and one[1] == one[2] and one[3] == "1" and re.fullmatch(r"\[[\d.]+, [\d.]+\]", one[4])
+    assert one[5] == "reproduced, reproduced"
+    assert {said for row in cells for said in re.findall(r"<b>(\w+)</b>", row[6])} == {"agrees"}
 
 
 def test_a_claim_without_runs_says_what_it_needs(page):

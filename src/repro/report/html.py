@@ -52,6 +52,7 @@ def write(records: Path, folder: Path, out: Path) -> None:
         others=machines.others(claims, shipped),
         others_page=links.to(paths.root() / "docs/machines.md", out),
         compared=compare.cells,
+        answers={"yes": "agrees", "no": "differs"},
         explained=explained,
         table_at=_table_at(explained),
         mark=registry.OLDER,

@@ -103,6 +103,11 @@ def tiers() -> dict[str, Tier]:
     return {name: Tier(jobs.make(name).jobs) for name in ("smoke", "laptop", "full", "gpu")}
 
 
+def occasion() -> Tier:
+    """What a further occasion of the laptop's tier runs."""
+    return Tier([job for job in jobs.make("laptop", occasion=2).jobs if job.occasion == 2])
+
+
 def artifacts(rows: Sequence[Row]) -> list[Artifact]:
     """The notebooks in the order of the catalogue, but for the one that shows verdicts alone."""
     return [
