@@ -130,7 +130,9 @@ def test_targets_and_claims_of_commands_exist(document):
     for name, pairs in re.findall(r"^ *repro run ([a-z]\w*)((?: --set \S+)*)", text, re.MULTILINE):
         settings.point(name, re.findall(r"--set (\S+)", pairs))
     profiles = {*re.findall(r"--profile (\S+)", text)}
-    assert [name for name in profiles if not (paths.root() / name / "config.yaml").exists() and "NAME" not in name] == []
+    assert [
+        name for name in profiles if not (paths.root() / name / "config.yaml").exists() and "NAME" not in name
+    ] == []
     ids = {claim.id for claim in registry.load()}
     for line in re.findall(r"^repro (?:claims|explain|reproduce)((?: [A-Z][\w.-]*)+)", text, re.MULTILINE):
         for word in set(line.split()) - {"ID"}:

@@ -8,7 +8,9 @@ import pytest
 
 from repro import paths
 
-[NAMED] = re.findall(r"python benchmarks/placement\.py --help .*: (.*)", (paths.root() / "docs/commands.md").read_text())
+[NAMED] = re.findall(
+    r"python benchmarks/placement\.py --help .*: (.*)", (paths.root() / "docs/commands.md").read_text()
+)
 
 
 @pytest.mark.parametrize("name", NAMED.split(", "))

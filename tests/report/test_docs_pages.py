@@ -161,6 +161,17 @@ def test_predicted_steps_are_told_with_the_worst_of_them(tmp_path):
         docs.steps.predicted(tmp_path)
 
 
+def test_tables_on_runs_by_older_code_are_marked(names, monkeypatch):
+    """Not only those of claims."""
+    monkeypatch.setattr(docs.steps.provenance, "older", set)  # all of them
+    pages = docs.pages(names)
+    for page, parts in (("docs/scaling.md", ("collectives", "steps")), ("docs/flover.md", ("queue",))):
+        text = pages[page]
+        for part in parts:
+            shown = re.search(rf"(?s)<!-- repro docs: {part}.*?<!-- end of {part} -->", text)[0]
+            assert "† rests on runs by older code" in shown and shown.count("†") > 2
+
+
 def test_every_other_machine_stands_beside_the_shipped_records(names, pages):
     shipped = paths.root() / names["reference"]
     folders = {path.name for path in shipped.parent.iterdir() if path.is_dir()} - {shipped.name}

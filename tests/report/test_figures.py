@@ -48,8 +48,6 @@ def skipped(monkeypatch):
 
 
 OTHER_FORM = {  # claims whose number their figure shows in another form
-    "EX-ILP.a": "against the expectation of a random placement; drawn is what crosses",
-    "EX-ILP.b": "the same",
     "FL-PROG.c": "in percent there, times here",
     "FL-TP.a": "said in words: all ranks fused alike",
 }

@@ -31,6 +31,11 @@ def test_errors_of_a_setting_are_those_of_all_its_runs():
     assert first.within == 5 and (second.runs, second.within) == (1, 3)
 
 
+def test_a_setting_with_a_run_by_older_code_is_marked(monkeypatch):
+    monkeypatch.setattr(queue.provenance, "older", lambda runs: {path for path in runs if path.name == "1.json"})
+    assert [each.older for each in predicted(run([0] * 4), run([0] * 4), run([0] * 4, chunk=32))] == [True, False]
+
+
 def test_without_a_run_the_page_is_named():
     with pytest.raises(ValueError, match=r"docs/flover\.md shows sarathi_prefill"):
         predicted()

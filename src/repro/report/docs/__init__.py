@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,12 @@ def _environment(path: str) -> jinja2.Environment:
     return _environments()[Path(path).suffix]
 
 
+def _older_note(rows: Sequence[Any]) -> str:
+    """What the mark on rows by older code means; empty where none is."""
+    old = any(row["older"] if isinstance(row, Mapping) else row.older for row in rows)
+    return f" {registry.older_code([registry.OLDER])}." if old else ""
+
+
 def _cell(text: object) -> str:
     """A text for a cell of a Markdown table."""
     return str(text).replace("|", "\\|").replace("\n", " ")
@@ -158,6 +164,8 @@ def vocabulary() -> dict[str, Any]:
         "seeded": [row for row in primary if row.own_command.endswith("--tier full")],
         "minutes": table.minutes,
         "older_code": registry.older_code,
+        "mark": registry.OLDER,
+        "older_note": _older_note,
         "agreement_words": AGREEMENT,
         "scope_words": SCOPE,
         "kind_words": KIND,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from repro.records import record
+from repro.records import provenance, record
 from repro.scaling.published import LARGE
 
 # Source and split of `scaling_network`, what stands in the table, and whether only messages as large as training's count.
@@ -31,7 +31,8 @@ _ROWS = (
 
 def held_out(records: Mapping[Path, record.Record]) -> list[dict[str, object]]:
     """A row for each split of each table: `table`, `part`, errors as shares (`median`, `p90`, `worst`), the share of
-    the rows `inside` their band, and half of the band as a `factor`. ValueError for a split without a run."""
+    the rows `inside` their band, half of the band as a `factor`, and whether `older` code made them. ValueError for a
+    split without a run."""
     paths: dict[tuple[str, str], Path] = {}
     for path, run in records.items():
         if run.experiment == "scaling_network" and run.point["protocols"] == 3:
@@ -40,7 +41,9 @@ def held_out(records: Mapping[Path, record.Record]) -> list[dict[str, object]]:
         raise ValueError(
             f"docs/scaling.md shows scaling_network of {sorted(missing)[0]}: found no such run in the shipped records"
         )
-    return [_row(paths[source, split], table, part, large) for source, split, table, part, large in _ROWS]
+    older = provenance.older({path: records[path] for path in paths.values()})
+    found = [(paths[source, split], table, part, large) for source, split, table, part, large in _ROWS]
+    return [_row(path, *about) | {"older": path in older} for path, *about in found]
 
 
 def _row(path: Path, table: str, part: str, large: bool) -> dict[str, object]:

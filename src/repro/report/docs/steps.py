@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from repro.experiments import stored
-from repro.records import record
+from repro.records import provenance, record
 
 WITHIN = 0.15  # of an error, as a share
 SLOW = 25.0  # Mbit/s between nodes: what the claims are measured at, and less
@@ -17,7 +17,7 @@ class Row:
     """The steps of a run that were predicted and not used to calibrate, all plans at all rates.
 
     rates    Mbit/s between nodes
-    made     day and processor
+    made     day and processor; `older`: by code other than the present one
     errors   predicted ÷ measured - 1, of each step; `at` its rate
     worst    the plan and rate of the largest error
     over     measured time of the plan that is predicted to be fastest ÷ that of the fastest, at the worst rate
@@ -26,6 +26,7 @@ class Row:
     rates: str
     micro_batches: int
     made: str
+    older: bool
     errors: np.ndarray
     at: np.ndarray
     worst: str
@@ -76,6 +77,7 @@ def _row(path: Path, run: record.Record) -> Row:
         rates=run.point["rates"].replace(",", ", "),
         micro_batches=run.point["accumulation"],
         made=f"{run.provenance.start:%Y-%m-%d}, {run.provenance.processor}",
+        older=bool(provenance.older({path: run})),
         errors=errors,
         at=steps.cluster_mbit_s.to_numpy(),
         worst=f"`{worst.plan}` at {worst.cluster_mbit_s:g}",

@@ -56,7 +56,7 @@ def scaling_overlap(data: Data) -> Drawing:
     caption = "Left: filled marks are fitted, hollow ones not; crosses: fitted without this number. Bars: what is "
     caption += "uncertain of the machine (95 %) and of the model itself. Line: predicted as published; grey: within "
     caption += "10 %. Right: error of the fitted numbers, over the overlap that is assumed."
-    named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each when left out"}
+    named = {"ZP-2.a": "of the fitted numbers", "ZP-2.b": "of each when left out", "ZP-2.c": "of those not fitted"}
     if told := of_claims(data, named):
         caption += f" Root mean square of the logarithmic errors, in %: {told}."
     return Drawing(figure, "modelled against published measurements", caption)
