@@ -148,7 +148,7 @@ def test_claims_as_a_table(tmp_path):
     said = call("claims", "--results", str(tmp_path), "--details", code=3)
     assert (
         "ZT-1.a" in said
-        and "claims (none in a paper's setting, 64 not run): " in " ".join(said.split())
+        and "claims (none in a paper's setting, 58 not run): " in " ".join(said.split())
         and "reproduced" not in said.splitlines()[-2]
     )
 
