@@ -17,6 +17,7 @@ from repro.experiments.scaling_step.run import CALIBRATED, _first_over_fastest
 from repro.experiments.scaling_train import RATIOS
 from repro.experiments.scaling_train.run import SETUP_S, train_seconds
 from repro.experiments.zero_train import ZeroTrain
+from repro.scaling import ladder
 
 pytestmark = pytest.mark.xdist_group("network")
 SHAPED = pytest.mark.skipif(netns.unavailable() is not None, reason=f"no shaped network: {netns.unavailable()}")
@@ -75,6 +76,8 @@ def test_the_ladder_tells_its_priors_and_keeps_some_draws():
     assert "quantize_slowdown: 1 to 20, log-uniform" in outcome.conditions["priors"]
     drawn = outcome.series[outcome.series.kind == "draw"]
     assert drawn.typical.sum() == min(2000, outcome.metrics.draws) == 1200
+    joint = outcome.series[outcome.series.kind == "joint"]
+    assert len(joint) == 12 and joint[[*ladder.JOINT, "share", "of_reached"]].notna().to_numpy().all()
 
 
 def test_the_band_holds_what_is_not_known_of_the_engine():

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from repro import cli, experiments, paths
 from repro.claims import registry, verdict
+from repro.cli.explain import _show
 from repro.experiments import stored
 from repro.plan import config, jobs
 from repro.records import record, statistics
@@ -32,6 +33,20 @@ def test_what_deviates_or_is_no_answer_yet_has_an_explanation(records):
     assert not set(open_rows) - DECLARED.keys()
 
 
+def test_whatever_is_open_has_a_command_that_decides_or_says_that_there_is_none(records, capsys):
+    claims = {claim.id: claim for claim in CLAIMS}
+    rows = registry.evaluate(CLAIMS, records)
+    commands = set()
+    for row in [row for row in rows if row.id in DECLARED and row.agreement in explanations.OPEN]:
+        told = explanations.tell(claims[row.id], DECLARED[row.id], {}, verdict=row)
+        _show(told)
+        end = capsys.readouterr().out.split("What would decide it")[1]
+        assert (told.command or explanations.NO_COMMAND) in end, row.id
+        assert bool(told.command) != (explanations.NO_COMMAND in end), row.id
+        commands.add(told.command)
+    assert "" in commands and len(commands) > 1, "some of each"
+
+
 @pytest.mark.parametrize(
     "claim", [claim for claim in CLAIMS if claim.primary and claim.id in DECLARED], ids=lambda c: c.id
 )
@@ -49,8 +64,8 @@ def test_a_verdict_that_is_known_is_not_found_again(monkeypatch):
 
 
 def test_every_command_has_points_in_the_plan():
-    told = {explanations.command(one.decides): one.decides for one in DECLARED.values()}
-    costs = {command: explanations.cost(decides) for command, decides in told.items() if command}
+    told = {one.decides.says: one.decides for one in DECLARED.values() if one.decides.figure}
+    costs = {says: explanations.cost(decides) for says, decides in told.items()}
     assert costs and all(points > 0 and minutes > 0 for points, minutes in costs.values()), costs
 
 

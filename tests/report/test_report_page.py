@@ -15,7 +15,7 @@ from repro import paths
 from repro.claims import registry, sides
 from repro.experiments import stored
 from repro.plan import config
-from repro.report import figures, html
+from repro.report import explanations, figures, html
 from repro.report.page import links, pictures
 
 SHIPPED = paths.root() / "results/reference" / config.load()[0].reference
@@ -122,6 +122,12 @@ def test_claims_of_both_sides_stand_with_ratio_allowed_variation_and_verdicts(pa
 def test_a_claim_without_runs_says_what_it_needs(page):
     (claim,) = re.findall(r'<tbody id="ZT-2.c".*?</tbody>', page, re.DOTALL)
     assert "<dt>It needs</dt>" in claim and "Made on" not in claim
+
+
+def test_what_would_decide_a_claim_has_a_command_or_says_that_there_is_none(page):
+    for name, words in (("ZT-2.c", "workflows/profiles/frontier"), ("SA-2", explanations.NO_COMMAND.capitalize())):
+        (claim,) = re.findall(rf'<tbody id="{name}".*?</tbody>', page, re.DOTALL)
+        assert words in claim.split("What would decide it")[1], name
 
 
 def test_records_of_older_code_are_told_without_a_command_that_may_renew_others(page):

@@ -79,3 +79,16 @@ def test_few_draws_give_all_four_numbers_and_fewer_with_one_micro_batch(sampled)
     assert by_value.share["accumulation", "4"] == pytest.approx(shares["all_4"])
     assert by_value.of_reached.groupby("choice").sum().to_numpy() == pytest.approx(1)
     assert all(name in ladder.priors() for name in [*PRIORS, *ladder.MACHINE_PRIORS, *ladder.RUNS])
+
+
+def test_combinations_of_choices_stand_by_the_share_of_their_draws(sampled):
+    names = list(ladder.JOINT)
+    found, every = ladder.joint(sampled, most=5), ladder.joint(sampled, most=len(sampled))
+    assert len(found) == 5 and found.share.is_monotonic_decreasing
+    assert len(every) == len(sampled[names].drop_duplicates()) and every.of_reached.sum() == pytest.approx(1)
+    best = found.iloc[0]
+    same = sampled.merge(found[names].head(1))
+    assert best.share == pytest.approx(same.reached.mean())
+    assert best.of_reached == pytest.approx(same.reached.sum() / sampled.reached.sum())
+    alone = ladder.sets(sampled)
+    assert best.share > alone[alone.choice.isin(names)].share.max(), "together they decide more than each alone"

@@ -75,7 +75,7 @@ def _show(told: "Told") -> None:
     if told.decides is not None:
         stdout.print(f"\n[bold]What would decide it[/] ({escape(told.decides.hardware)})")
         stdout.print(escape(told.decides.says), soft_wrap=True)
-        stdout.print(escape(told.command or "no tier of config/config.yaml has these points yet"), soft_wrap=True)
+        stdout.print(escape(told.command or explanations.NO_COMMAND), soft_wrap=True)
         if told.command:
             points, minutes = explanations.cost(told.decides)
             judged = (

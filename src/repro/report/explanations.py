@@ -21,6 +21,7 @@ from repro.records.record import Record, Strict
 from repro.report import figures
 
 OPEN = ("deviates", "inconclusive", "not run", "skipped")  # words that call for an explanation
+NO_COMMAND = "no command of this version makes it"  # of a measurement that would decide, where none does
 
 
 class Rung(Strict):
@@ -46,7 +47,7 @@ class Table(Strict):
 
 class Decides(Strict):
     """The measurement that would decide the claim. With a `figure` there is a command that makes and draws the points of
-    `experiment` that pass `where`; minutes are those of the plan. `judges`: claims that they judge, once run on
+    `experiment` that pass `where`; minutes are those of the plan. Without, readers are told `NO_COMMAND`. `judges`: claims that they judge, once run on
     as many occasions as a verdict takes; of others they tell more, and the row stays as it is."""
 
     says: str

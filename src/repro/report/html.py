@@ -54,6 +54,7 @@ def write(records: Path, folder: Path, out: Path) -> None:
         compared=compare.cells,
         answers={"yes": "agrees", "no": "differs"},
         explained=explained,
+        no_command=explanations.NO_COMMAND,
         table_at=_table_at(explained),
         mark=registry.OLDER,
         number=registry.number,

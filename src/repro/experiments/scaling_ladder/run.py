@@ -10,7 +10,8 @@ KEPT = 2000  # draws of which the series tells what was drawn, and as many at mo
 
 
 def run(point: ScalingLadder) -> Outcome:
-    """Series, by `kind`: cumulative and single have a row per scenario, set a row per choice and value, draw some draws."""
+    """Series, by `kind`: cumulative and single have a row per scenario, set a row per choice and value, joint a row per
+    combination of choices, draw some draws."""
     rungs, sampled = ladder.explain(), ladder.sample(point.draws, point.seed)
     path, single = (rungs[rungs.kind == kind] for kind in ("cumulative", "single"))
     shares = ladder.shares(sampled)
@@ -26,5 +27,6 @@ def run(point: ScalingLadder) -> Outcome:
     kept = sampled.loc[some.index.union(hits.index)].assign(
         kind="draw", typical=lambda table: table.index.isin(some.index)
     )
-    series = pd.concat([rungs, ladder.sets(sampled).assign(kind="set"), kept], ignore_index=True)
+    choices = [ladder.sets(sampled).assign(kind="set"), ladder.joint(sampled).assign(kind="joint")]
+    series = pd.concat([rungs, *choices, kept], ignore_index=True)
     return Outcome(metrics, "modelled", {"priors": ladder.priors()}, series, "frontier, 48 nodes (arithmetic)")
