@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from repro import experiments
-from repro.experiments.sarathi_bubbles import BubblesPoint
+from repro.experiments.sarathi_bubbles import CHOICES, BubblesMetrics, BubblesPoint
+from repro.experiments.sarathi_bubbles import run as bubbles
 from repro.experiments.sarathi_prefill import POLICIES, PrefillPoint, piggyback, throughput
 from repro.flover.arrivals import RequestShape
 from repro.flover.queueing import Fused, LinearTimes
@@ -117,9 +118,32 @@ def test_all_prompts_and_answers_are_worked_off_whatever_the_chunk():
 
 
 def test_bubbles_at_a_small_size():
-    small = {"draws": 2, "requests": 12, "stages": 2, "slots": 2, "shortest": 64, "longest": 256}
-    outcome = experiments.get("sarathi_bubbles").run(BubblesPoint(**small))
+    small = {"draws": 3, "requests": 12, "stages": 2, "slots": 2, "shortest": 64, "longest": 256}
+    outcome, again = (experiments.get("sarathi_bubbles").run(BubblesPoint(**small)) for _ in range(2))
     found = outcome.metrics
-    assert outcome.evidence == "modelled" and len(outcome.series) == 10
+    assert again.metrics == found and again.series.equals(outcome.series)
+    assert outcome.evidence == "modelled" and "requests 12; each as often" in outcome.conditions["setting"]
+    assert list(outcome.series.varied) == ["prompt_per_output"] * 3 + ["chunk"] * 3 + ["requests"]
     assert found.speedup_low <= found.speedup <= found.speedup_high
     assert found.bubble_reduction > 0 and 0 < found.chunked_bubble_fraction < 1
+
+
+def test_what_nobody_told_is_drawn_alike_by_the_same_seed():
+    drawn, again, other = (bubbles._chosen(BubblesPoint(draws=12, seed=seed)) for seed in (0, 0, 1))
+    assert drawn.equals(again) and not drawn.equals(other)
+    for name, values in CHOICES.items():
+        assert sorted(drawn[name]) == sorted(np.resize(values, 12)), "each as often"
+    fixed = bubbles._chosen(BubblesPoint(draws=12, requests=512))
+    assert set(fixed.requests) == {512} and fixed.chunk.equals(drawn.chunk), "what is fixed does not move the others"
+    assert BubblesPoint().label == "gpt3-8x8-s16" and BubblesPoint(requests=512).label == "gpt3-8x8-s16-n512"
+
+
+def test_the_band_holds_every_number_of_requests(monkeypatch):
+    """In place of the model: the number of requests, and a little more with every draw."""
+    names = [name for name in BubblesMetrics.model_fields if f"{name}_low" in BubblesMetrics.model_fields]
+    monkeypatch.setattr(bubbles, "_one", lambda point, machine, draw: dict.fromkeys(names, point.requests + draw / 100))
+    drawn, few, many = (bubbles.run(BubblesPoint(draws=48, requests=n)) for n in (0, 128, 1024))
+    widths = [each.metrics.bubble_reduction_high - each.metrics.bubble_reduction_low for each in (drawn, few, many)]
+    assert widths[0] > 1024 - 128 - 1 > 1 > max(widths[1:])
+    rows = drawn.series[drawn.series.varied == "requests"]
+    assert list(rows.value) == [128, 256, 512, 1024] and list(rows.bubble_reduction // 1) == list(rows.value)

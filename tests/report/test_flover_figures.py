@@ -9,7 +9,7 @@ from report import legible
 from repro import paths
 from repro.experiments.flover_serving import ServingPoint
 from repro.records import record
-from repro.report.figures import base, flover, flover_gpu, flover_layouts, flover_queue
+from repro.report.figures import base, flover, flover_gpu, flover_layouts, flover_queue, sarathi
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -35,6 +35,14 @@ def serving(*changes):
 )
 def test_an_engine_is_named_with_what_differs_from_the_default(fields, name):
     assert flover.engine_name(serving(fields).iloc[0]) == name
+
+
+def test_the_first_row_of_the_pipeline_is_what_the_claims_read():
+    _, right = sarathi.sarathi_pipeline(SHIPPED).figure.axes
+    for claim, drawn in zip(("SA-3.a", "SA-3.b"), right.containers, strict=True):
+        (mark, _, (spread,)), read = drawn.lines, SHIPPED.of_claim(claim)
+        assert mark.get_xdata()[0] == read.value
+        assert tuple(spread.get_segments()[0][:, 0]) == pytest.approx(read.interval)
 
 
 def test_one_model_on_one_device():

@@ -40,8 +40,17 @@ def test_what_claims_of_experts_read_is_ringed():
     claims = [claim for claim in registry.load() if claim.id in figures.entry("scaling_experts").claims]
     axes = base.draw("scaling_experts", DATA.folder).axes
     rings = [line.get_ydata() for panel in axes for line in panel.lines if line.get_markersize() == 10]
-    read = [DATA.runs("scaling_decode", **claim.value.where).iloc[0][claim.value.metric] for claim in claims]
+    read = [DATA.of_claim(claim.id).value for claim in claims]
     assert np.allclose(np.sort(np.concatenate(rings)), np.sort(read)) and len(read) == 6
+
+
+def test_what_few_and_many_tokens_give_stands_beside_what_is_drawn():
+    panel = base.draw("scaling_experts", DATA.folder).axes[0]
+    drawn = {line.get_marker(): line.get_ydata() for line in panel.lines if line.get_markersize() == 3}
+    assert drawn.keys() == {"v", "^"}
+    for marker, tokens in (("v", 16), ("^", 512)):
+        runs = DATA.runs("scaling_decode", tokens_per_gpu=tokens)
+        assert set(drawn[marker]) <= set(runs.speedup_over_deepspeed_dropping), "of the last series of this panel"
 
 
 def test_parameters_have_names_in_words():

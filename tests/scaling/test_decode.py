@@ -215,6 +215,25 @@ def test_latency_halves_with_the_all_to_alls_and_the_ring_pays_its_rounds():
     assert emulated.gather_s == 3.0
 
 
+def test_bands_carry_how_far_all_to_alls_among_a100s_are_off():
+    """By Leonardo's measured ones, as docs/scaling.md says: most of an error belongs to the number of nodes."""
+    shared, own = decode.exchange_errors()
+    assert (shared, own) == (pytest.approx(0.29, abs=0.01), pytest.approx(0.10, abs=0.01))
+    one, other = (np.log(decode.exchange_error(mode, 20_000)) for mode in ("placed", "deepspeed"))
+    assert [np.std(one), np.std(other)] == pytest.approx([math.hypot(shared, own)] * 2, rel=0.05)
+    assert np.std(one - other) == pytest.approx(math.sqrt(2) * own, rel=0.05)
+    first, same, another = (decode.exchange_error("placed", 9, seed) for seed in (0, 0, 1))
+    assert (first == same).all() and (first != another).all()
+
+
+def test_an_error_of_the_exchanges_leaves_computing_as_it_is():
+    machine = replace(_flat(4, 2.0), hbm_bytes_per_s=1.0)
+    found = decode.iteration(MODEL, machine, 6, 7, "coherent", decode.Routing(0.4, 0.4))
+    slow = found.with_exchanges(np.array([1.0, 3.0]))
+    assert slow.compute_s == found.compute_s > 0 and found.gather_s > 0
+    assert list(slow.routing_s) == pytest.approx([found.routing_s, 3 * found.routing_s])
+
+
 def _one_of(machine, draw):
     """The machine of numbers that a draw is."""
 

@@ -25,13 +25,15 @@ counted.
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from repro.models.gpt_moe import GPTMoEConfig
-from repro.scaling import collectives
-from repro.scaling.machines import Machine
+from repro.scaling import collectives, measured
+from repro.scaling.machines import Machine, hardware
 from repro.scaling.network import Value
 
 Mode = Literal["two_all_to_alls", "coherent", "placed"]
@@ -41,6 +43,8 @@ Mode = Literal["two_all_to_alls", "coherent", "placed"]
 # DeepSpeed's `Experts`: up, activation, down.
 ATTENTION_KERNELS, ROUTER_KERNELS, EXPERT_KERNELS, HEAD_KERNELS = 7, 8, 3, 3
 VALUE_BYTES = 2  # of a weight, an activation, a key or a value
+# Measured all-to-alls like those of decoding: bytes to each other GPU, and the most nodes.
+_LIKE, _NODES = (2**12, 2**18), 16
 
 
 def paper_model(experts: int, hidden: int = 1024) -> GPTMoEConfig:
@@ -133,6 +137,33 @@ class Iteration:
     def all_to_all_share(self) -> Value:
         """0 to 1."""
         return self.all_to_all_s / self.seconds
+
+    def with_exchanges(self, factor: Value) -> "Iteration":
+        """The same with all exchanges `factor` times as long."""
+        return replace(self, all_to_all_s=factor * self.all_to_all_s, gather_s=factor * self.gather_s)
+
+
+@cache
+def exchange_errors() -> tuple[float, float]:
+    """Standard deviations of log(predicted / measured) of an all-to-all: of what all sizes on a number of nodes share,
+    and of the rest. Measured on Leonardo, whose nodes have 4 A100 and links as fast as Wilkes3's; of what predicts, its
+    times had a part in `peer_s` alone."""
+    table = measured.blink("leonardo")
+    each = table.nbytes / (table.nodes * table.ranks_per_node)
+    table = table[(table.collective == "all_to_all") & (table.nodes <= _NODES) & each.between(*_LIKE)]
+    machines = [hardware("wilkes3").machine(nodes) for nodes in table.nodes]
+    predicted = [all_to_all_seconds(n, m, uniform(m)) for n, m in zip(table.nbytes, machines, strict=True)]
+    errors = np.log(np.array(predicted) / table.seconds)
+    shared = errors.groupby(table.nodes).transform("mean")
+    return float(np.sqrt((shared**2).mean())), float(np.sqrt(((errors - shared) ** 2).mean()))
+
+
+def exchange_error(mode: str, draws: int, seed: int = 0) -> NDArray[np.float64]:
+    """[draws] factors on the exchanges of a mode, for bands: the machine's parameters alone do not explain how far
+    predictions are off. Modes are off together, but for what each has of its own. [INF] gathers are as far off."""
+    streams = zip(("exchanges", mode), exchange_errors(), strict=True)
+    together, alone = (np.random.default_rng([seed, *name.encode()]).normal(0, sd, draws) for name, sd in streams)
+    return np.exp(together + alone)
 
 
 def iteration(

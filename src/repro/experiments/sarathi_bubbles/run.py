@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from repro.experiments.base import Outcome
-from repro.experiments.sarathi_bubbles import BubblesMetrics, BubblesPoint
+from repro.experiments.sarathi_bubbles import CHOICES, BubblesMetrics, BubblesPoint
 from repro.flover.arrivals import RequestShape
 from repro.flover.queueing.pipeline import Pipeline
 from repro.models.gpt_j_neox import GPTJConfig
@@ -17,26 +17,36 @@ from repro.scaling.whatif import bands
 # GPT-3's sizes (arXiv 2005.14165, Table 2.1); kernels of a layer as for GPT-J, whose MLP is the same.
 GPT3_SIZES = {"layers": 96, "width": 12288, "heads": 96, "ffn": 4 * 12288, "vocab": 50304}
 GPT3 = serving.Dense(GPTJConfig(**GPT3_SIZES, rotary_dim=64, context=4096), kernels=8)
-SERIES = {  # one varied at a time, by the first draw
-    "prompt_per_output": (5.0, 10.0, 20.0),
-    "chunk": (128, 256, 512),
-    "requests": (128, 256, 512, 1024),  # 128 are served at a time
-}
 
 
 def run(point: BubblesPoint) -> Outcome:
-    """Bands of the metrics over the draws. The series has a row per setting of `SERIES`, by the first draw."""
-    machine = _machine(point)
-    drawn = pd.DataFrame([_one(point, machine, draw) for draw in range(point.draws)])
+    """Bands of the metrics over the draws. The series has the bands of those with each value of each of `CHOICES`."""
+    machine, chosen = _machine(point), _chosen(point)
+    points = [point.model_copy(update=choice) for choice in chosen.to_dict("records")]
+    drawn = pd.DataFrame([_one(each, machine, draw) for draw, each in enumerate(points)])
     rows = [
-        {"varied": name, "value": value, **_one(point.model_copy(update={name: value}), machine, 0)}
-        for name, values in SERIES.items()
-        for value in values
+        {"varied": name, "value": value, **_bands(mine)}
+        for name in CHOICES
+        for value, mine in drawn.groupby(chosen[name])
     ]
-    metrics = BubblesMetrics(**bands({name: column.to_numpy() for name, column in drawn.items()}))
+    values = {name: ", ".join(f"{value:g}" for value in sorted(set(chosen[name]))) for name in CHOICES}
+    told = "; ".join(f"{name.replace('_', ' ')} {each}" for name, each in values.items())
     setting = f"GPT-3, {point.gpus} A100-80GB a stage, {point.stages} stages; lengths {point.shortest} to "
-    setting += f"{point.longest}, drawn uniformly, micro-batches of {point.slots}: all of these inferred"
+    setting += f"{point.longest}, drawn uniformly, micro-batches of {point.slots}; {told}; each as often: "
+    setting += "all of these inferred"
+    metrics = BubblesMetrics(**_bands(drawn))
     return Outcome(metrics, "modelled", {"setting": setting}, pd.DataFrame(rows), "A100-80GB nodes (arithmetic)")
+
+
+def _chosen(point: BubblesPoint) -> pd.DataFrame:
+    """A row per draw: what the point fixes, and else each of `CHOICES` as often, in a random order of its own."""
+    values = {name: (fixed,) if (fixed := getattr(point, name)) else known for name, known in CHOICES.items()}
+    streams = {name: np.random.default_rng([point.seed, *name.encode()]) for name in CHOICES}
+    return pd.DataFrame({name: streams[name].permutation(np.resize(values[name], point.draws)) for name in CHOICES})
+
+
+def _bands(drawn: pd.DataFrame) -> dict[str, float]:
+    return bands({name: column.to_numpy() for name, column in drawn.items()})
 
 
 def _machine(point: BubblesPoint) -> Machine:

@@ -13,6 +13,9 @@ MODES = ("two_all_to_alls", "coherent", "placed", "kv_sent", "balanced")
 # which drop tokens: each with the mode that it is compared with.
 BASELINES = {"deepspeed": "placed", "deepspeed_even": "balanced", "deepspeed_dropping": "placed"}
 PLACEMENTS = ("contiguous", "affinity")
+# Tokens of a GPU that are drawn, each as often: log-uniform. [INF] our prior, as the paper's batch was not found: from
+# where latency decides to where bytes do.
+BATCHES = (16, 32, 64, 128, 256, 512)
 
 
 class ScalingDecode(Point):
@@ -21,10 +24,10 @@ class ScalingDecode(Point):
     experts: Literal[8, 16, 32, 64] = 16
     gpus: int = Field(8, ge=4)
     hidden: int = Field(1024, ge=64)
-    tokens_per_gpu: int = Field(16, ge=1, description="requests of a GPU, a token each")
+    tokens_per_gpu: int = Field(0, ge=0, description="requests of a GPU, a token each; 0: drawn from `BATCHES`")
     context: int = Field(512, ge=0, description="tokens that each request has stored")
     time_limit_s: float = Field(20.0, gt=0, description="of the search for a placement")
-    draws: int = Field(4000, ge=2, description="of the machine's uncertain parameters")
+    draws: int = Field(4000, ge=2, description="of the machine's uncertain parameters, the model's error and the batch")
 
     def contradictions(self) -> Iterator[str]:
         if self.experts % self.gpus or self.gpus % PER_NODE:
@@ -32,7 +35,7 @@ class ScalingDecode(Point):
 
     @property
     def label(self) -> str:
-        return f"{self.experts}e-{self.gpus}gpus-h{self.hidden}-b{self.tokens_per_gpu}"
+        return f"{self.experts}e-{self.gpus}gpus-h{self.hidden}-b{self.tokens_per_gpu or 'drawn'}"
 
 
 class ScalingDecodeMetrics(
@@ -42,7 +45,7 @@ class ScalingDecodeMetrics(
     bands(Ratio, *(f"speedup_{mode}" for mode in MODES[1:]), *(f"speedup_over_{base}" for base in BASELINES)),
     bands(Number, *(f"routing_reduction_{mode}" for mode in MODES[1:])),
     bands(Number, *(f"routing_reduction_over_{base}" for base in BASELINES)),
-    metrics(Ratio, *(f"padding_{base}" for base in BASELINES)),
+    bands(Ratio | None, *(f"padding_{base}" for base in BASELINES)),  # records of before 2026-11-30 have no ends
     metrics(Number, *(f"{what}_{method}" for what in ("crossing", "node_crossing") for method in PLACEMENTS)),
     metrics(Ratio, *(f"max_load_{method}" for method in PLACEMENTS)),
 ):

@@ -6,11 +6,13 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
+from repro.experiments.sarathi_bubbles import CHOICES
 from repro.flover.scheduler import Scheduler
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, paper, series
 from repro.report.figures.flover import MODEL, of_usual_model
+from repro.report.figures.scaling.marks import whiskers
 
 POLICIES = {
     "request_level": "request-level batches",
@@ -124,39 +126,41 @@ def _by_policy(axes: Axes, runs: pd.DataFrame, metric: str, label: str) -> None:
 
 
 def sarathi_pipeline(data: Data) -> Drawing:
-    """Share of the stages' time that is bubbles, with whole prompts and with chunks, for other requests and chunks."""
-    runs = data.runs("sarathi_bubbles")
+    """Share of the stages' time that is bubbles, with whole prompts and with chunks: of all draws, and of those with
+    each value of a choice."""
+    runs = data.runs("sarathi_bubbles", **dict.fromkeys(CHOICES, 0))
     run = runs.sort_values(["stages", "draws"]).iloc[-1:]
     data.only(run)
-    table = series(run)
+    table = pd.concat([run.assign(varied=""), series(run)], ignore_index=True)
     words = {"prompt_per_output": "prompt ÷ answer", "chunk": "chunk", "requests": "requests:"}
-    baseline = [row.value == run.iloc[0][row.varied] for row in table.itertuples()]
-    names = [f"{words[row.varied]} {row.value:g}" for row in table.itertuples()]
-    shown = [f"{name} (baseline)" if same else name for name, same in zip(names, baseline, strict=True)]
+    names = [f"{words[row.varied]} {row.value:g}" if row.varied else "all draws" for row in table.itertuples()]
     fig, (left, right) = plt.subplots(1, 2, figsize=(8.5, 0.42 * len(names) + 1.4), sharey=True)
     for number, (policy, label) in enumerate((("whole", "whole prompts"), ("chunked", "chunks"))):
         places = [at + 0.38 * number - 0.19 for at in range(len(names))]
-        shares = 100 * table[f"{policy}_bubble_fraction"]
-        left.barh(places, shares, height=0.36, color=PALETTE[number], hatch=HATCHES[number], label=label)
+        share = f"{policy}_bubble_fraction"
+        look = {"color": PALETTE[number], "hatch": HATCHES[number], "label": label, "capsize": 2}
+        left.barh(places, 100 * table[share], xerr=100 * whiskers(table, share), height=0.36, **look)
     for number, (metric, label) in enumerate((("bubble_reduction", "bubbles"), ("speedup", "time until all are done"))):
-        right.plot(table[metric], range(len(names)), linestyle="", label=label, **marks.look(number))
+        places = [at + 0.24 * number - 0.12 for at in range(len(names))]
+        look = {"linestyle": "", "label": label, "capsize": 2, **marks.look(number)}
+        right.errorbar(table[metric], places, xerr=whiskers(table, metric), **look)
     theirs = [paper(claim)[0].value for claim in ("SA-3.a", "SA-3.b")]
     for number, value in enumerate(theirs):
         right.axvline(value, color=PALETTE[number], linestyle=":")
-    marks.rows(left, shown)
+    marks.rows(left, names)
     left.set(xlabel="bubbles, % of the stages' time", ylim=(len(names) - 0.5, -0.5))
     right.set(xlabel="seconds, whole prompts ÷ chunks", xlim=(0, None))
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-    caption = f"{run.iloc[0].setting}. One parameter is varied at a time; all baseline rows are the same setting. "
+    caption = f"{run.iloc[0].setting}. Medians, with 95 % of the draws: of all, as the claims read them, and of those "
+    caption += "with one value of a choice, the others drawn. "
     caption += "Left: bubbles as a share of a run's own time. Right: seconds ÷ seconds; bubbles fall by more there "
     caption += "than their shares do, since the whole run is shorter too."
     if told := _bands(data):
-        caption += f" Baseline over all draws, whole ÷ chunks: {told}. The bands cover draws of lengths and what is "
-        caption += "not known of the machine, but not prompt ÷ answer, chunk and number of requests: our choices."
+        caption += f" All draws, whole ÷ chunks: {told}."
     found = table[["bubble_reduction", "speedup"]].to_numpy()
     if less := [name for name, ours in zip(names, found, strict=True) if (ours < theirs).any()]:
-        caption += f" One or both ratios are below the paper's in: {'; '.join(less)}."
+        caption += f" The median of one or both ratios is below the paper's in: {'; '.join(less)}."
     return Drawing(fig, "modelled; dotted: paper", caption)
 
 

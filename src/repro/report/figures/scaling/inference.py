@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from repro.claims import registry
+from repro.experiments.scaling_decode import BATCHES
 from repro.flover.paper import REQUESTS
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper, series
@@ -41,6 +42,7 @@ _PAPERS = {
     },
     "share": {(16, 8): ("EX-E2E.g", PALETTE[0]), (8, 4): ("EX-E2E.p", PALETTE[1])},
 }
+_ENDS = {min(BATCHES): "v", max(BATCHES): "^"}  # tokens per GPU: the mark of their medians
 PAPERS_MODELS = {
     "gpt-j-6b": "GPT-J 6B",
     "llama-13b": "LLaMA-13B",
@@ -58,38 +60,38 @@ AUTHORS_FILE = ", authors' file"  # behind the name of a model with the shape th
 
 
 def scaling_experts(data: Data) -> Drawing:
-    """ExFlow over DeepSpeed-MoE and over two all-to-alls that pad nothing, and shares of the exchanges, by experts and GPUs;
-    a column of panels per batch of a GPU."""
-    found = data.runs("scaling_decode")
-    sizes = ["tokens_per_gpu", "experts", "gpus"]
-    found = found.sort_values("draws").drop_duplicates(sizes, keep="last").sort_values(sizes)
-    batches, numbers = sorted(found.tokens_per_gpu.unique()), {claim.id: claim.paper_value for claim in registry.load()}
-    if len(found.drop_duplicates(["experts", "gpus"])) < 2:
-        raise NothingToShow("One number of experts and GPUs only.")
+    """ExFlow over DeepSpeed-MoE and over two all-to-alls that pad nothing, and shares of the exchanges, by experts and
+    GPUs; tokens per GPU are drawn."""
+    sizes, few_many = ["experts", "gpus"], list(_ENDS)
+    found = data.runs("scaling_decode", tokens_per_gpu=[0, *few_many]).sort_values([*sizes, "draws"])
+    found = found.drop_duplicates(["tokens_per_gpu", *sizes], keep="last")
+    rows = found[found.tokens_per_gpu == 0].reset_index(drop=True)
+    if len(rows) < 2:
+        raise NothingToShow("Tokens per GPU are drawn in records of fewer than two numbers of experts and GPUs.")
     data.only(found)
-    shape = {"figsize": (max(7, 4.8 * len(batches) + 0.4), 8.4), "squeeze": False, "sharey": "row", "sharex": "col"}
-    figure, axes = plt.subplots(len(_ROWS), len(batches), **shape)
+    numbers = {claim.id: claim.paper_value for claim in registry.load()}
+    figure, axes = plt.subplots(len(_ROWS), 1, figsize=(9, 8.4), sharex=True)
     figure.get_layout_engine().set(h_pad=0.14)  # for the legends above the panels
-    for column, tokens in enumerate(batches):
-        rows = found[found.tokens_per_gpu == tokens].reset_index(drop=True)
-        for panel, (axis, modes) in zip(axes[:, column], _ROWS.items(), strict=True):
-            published = {size: (numbers[claim], color) for size, (claim, color) in _PAPERS.get(axis, {}).items()}
-            _modes(panel, rows, modes, published)
-            _rings(panel, rows, modes)
-        axes[0, column].set_title(f"{tokens} tokens per GPU", pad=24, fontsize=10)
-        axes[-1, column].set_xticks(rows.index, [f"{row.experts}\n{row.gpus}" for row in rows.itertuples()], fontsize=8)
-        axes[-1, column].set_xlabel("experts, and below them GPUs")
-    for panel, axis in zip(axes[:, 0], _ROWS, strict=True):
+    for panel, (axis, modes) in zip(axes, _ROWS.items(), strict=True):
+        published = {size: (numbers[claim], color) for size, (claim, color) in _PAPERS.get(axis, {}).items()}
+        _modes(panel, rows, modes, published)
+        _rings(panel, rows, modes)
+        for tokens in few_many:
+            _medians(panel, rows[sizes].merge(found[found.tokens_per_gpu == tokens], how="left"), modes, _ENDS[tokens])
         panel.set_ylabel(axis, fontsize=9)
         above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 4, "frameon": False, "columnspacing": 1}
-        panel.legend(fontsize=8, handletextpad=0.3, borderaxespad=0.1, **above).set_in_layout(
-            False
-        )  # over both columns
+        panel.legend(fontsize=8, handletextpad=0.3, borderaxespad=0.1, **above).set_in_layout(False)
         panel.margins(y=0.08)
-    load = f"{found.max_load_affinity.min():.1f} to {found.max_load_affinity.max():.1f}"
-    caption = "Marks: medians; bars: 95 % of what is uncertain. Hollow squares: the paper's numbers against "
+    few, many = few_many
+    axes[0].set_title(f"{few} to {many} tokens per GPU, drawn", pad=24, fontsize=10)
+    axes[-1].set_xticks(rows.index, [f"{row.experts}\n{row.gpus}" for row in rows.itertuples()], fontsize=8)
+    axes[-1].set_xlabel("experts, and below them GPUs")
+    load = f"{rows.max_load_affinity.min():.1f} to {rows.max_load_affinity.max():.1f}"
+    caption = "Marks: medians; bars: 95 % of the draws of machine, model error and tokens per GPU, of which the paper "
+    caption += f"names none. Small triangles, where there are such runs: medians with {few} tokens (downwards) and "
+    caption += f"with {many} (upwards). Hollow squares: the paper's numbers against "
     caption += "DeepSpeed-MoE, where it names experts and GPUs, in the colour of their series (black: of no single "
-    caption += "one). Ringed: what claims use; the paper names no batch, so theirs is our choice. On our "
+    caption += "one). Ringed: what claims use. On our "
     caption += f"traces the busiest GPU of a layer has {load} times its even share of tokens."
     return Drawing(figure, "modelled, with hops measured on traces; hollow squares: paper", caption)
 
@@ -109,6 +111,13 @@ def _modes(
         panel.plot([], [], "s", color="black", mfc="none", label="paper")
     if any(name.startswith("speedup") for name in modes):
         panel.axhline(1, color="black", linewidth=0.8)
+
+
+def _medians(panel: Axes, rows: pd.DataFrame, modes: Mapping[str, str], marker: str) -> None:
+    """A small mark per size and metric, without a band."""
+    for number, metric in enumerate(modes):
+        look = style(number) | {"marker": marker, "markersize": 3, "mfc": "white"}
+        panel.plot(_at(rows, number), rows[metric], **look)
 
 
 def _at(rows: pd.DataFrame, number: int) -> pd.Index:
