@@ -99,6 +99,7 @@ same-index:
 $(READY): constraints.txt requirements.lock pyproject.toml | same-index
 	@$(PYTHON) -c 'import sys; sys.exit("repro needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@echo "Installing into $(VENV) ..."
+	@[ ! -L $(VENV) ] || [ -e $(VENV) ] || { echo "$(VENV) is a link to nothing, such as a devcontainer leaves: remove it" >&2; exit 1; }
 	@[ -e $(VENV) ] || { mkdir $(VENV) && echo "$(TORCH_INDEX)" >$(INDEX); }
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --no-deps --require-hashes --requirement requirements.lock

@@ -42,8 +42,8 @@ def test_published_numbers_are_described_and_belong_to_claims():
     readme, claims = (FOLDER / "README.md").read_text(), (paths.root() / "config/claims.yaml").read_text()
     assert len(files) == 4 and all(f"`{name}`" in readme and f"published: data/{name}\n" in claims for name in files)
     numbers = pd.concat(pd.read_csv(FOLDER / name) for name in files)  # loading the claims checks each number
-    assert numbers.columns.tolist() == ["claim", "label", "over", "x", "value", "unit", "tag"] and len(numbers) == 400
-    assert numbers.claim.nunique() == 15 and not numbers.duplicated(["claim", "label", "x"]).any()
+    assert numbers.columns.tolist() == ["claim", "label", "over", "x", "value", "unit", "tag"] and len(numbers) == 456
+    assert numbers.claim.nunique() == 16 and not numbers.duplicated(["claim", "label", "x"]).any()
 
 
 def test_gptoss_routing():

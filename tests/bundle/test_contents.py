@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from report.addresses import Addresses, unresolved
 from small_checkout import EXPERIMENT, git, show
 from typer.testing import CliRunner
 
-from repro import __version__, cli
+from repro import __version__, cli, paths
 from repro.bundle import contents, unpack
+from repro.plan import config
 
 DESCRIBED = {"SHA256SUMS", "ro-crate-metadata.json"}
 REPLOT = Path("results/replot")
@@ -139,6 +141,10 @@ def test_a_run_that_lacks_a_part_is_refused(here, tmp_path, part):
     refused(run, f"found no {part}")
 
 
+def pictures(page):
+    return re.findall(r'src="(data:image/[^"]+)"', page.read_text())
+
+
 def test_verdicts_on_other_records_are_refused(here, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(here / REPLOT, run)
@@ -158,17 +164,44 @@ def test_a_file_that_is_no_record_is_refused(here, tmp_path):
     refused(run, "half.json: not a run record")
 
 
-def test_unpacked_elsewhere_it_draws_without_network_and_git(elsewhere, tmp_path):
+def without_network(command, bundle):
+    """In an unpacked bundle, with its code, and without the git repository that may be around it."""
     unshare = ["unshare", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("the network cannot be cut here: that needs root on Linux, and unshare")
-    command = [*unshare, sys.executable, "-m", "repro", "figure", "zero_bytes", "--out", str(tmp_path)]
     left_out = {"REPRO_ROOT", "PYTHONPATH"}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    environment |= {"PYTHONPATH": str(elsewhere / "src"), "GIT_CEILING_DIRECTORIES": str(elsewhere.parent)}
-    subprocess.run(command, cwd=elsewhere, env=environment, check=True, capture_output=True)
+    environment |= {"PYTHONPATH": str(bundle / "src"), "GIT_CEILING_DIRECTORIES": str(bundle.parent)}
+    subprocess.run([*unshare, *command], cwd=bundle, env=environment, check=True, capture_output=True)
+
+
+def test_unpacked_elsewhere_it_draws_without_network_and_git(elsewhere, tmp_path):
+    without_network([sys.executable, "-m", "repro", "figure", "zero_bytes", "--out", str(tmp_path)], elsewhere)
     assert (tmp_path / "zero_bytes.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "zero_bytes.png").stat().st_size > 10_000
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(900)
+def test_all_of_it_is_drawn_again_elsewhere_byte_for_byte(tmp_path, monkeypatch):
+    """The shipped records: the second line of docs/bundle.md, with the environment of this test."""
+    clone, environment = tmp_path / "clone", Path(sys.prefix)
+    if not (environment / ".ready").exists():
+        pytest.skip("not in an environment that `make` made")
+    subprocess.run(["git", "clone", "--quiet", paths.root(), clone], check=True)
+    replot = ["make", "replot", f"VENV={environment}", f"--old-file={environment}/.ready"]
+    without_network(replot, clone)
+    monkeypatch.setenv("REPRO_ROOT", str(clone))
+    made = contents.make(clone / REPLOT, tmp_path / "bundle.tar").path
+    bundle = unpack(made, tmp_path / "unpacked").folder
+    without_network(replot, bundle)
+    rendered = bundle / "results/rendered"
+    shown = [*sorted(rendered.glob("figures/*.png")), rendered / "claims.json"]
+    assert len(shown) > 50
+    again = [bundle / REPLOT / path.relative_to(rendered) for path in shown]
+    assert [one.name for one, two in zip(shown, again, strict=True) if one.read_bytes() != two.read_bytes()] == []
+    report = bundle / config.load()[0].shipped / "report.html"
+    assert pictures(report) == pictures(bundle / REPLOT / "report.html"), "the shipped report is not of these records"
 
 
 def test_the_commands_say_what_they_did(here, tmp_path):

@@ -61,13 +61,13 @@ def test_helpers_are_out_of_sight(name):
 
 
 @pytest.mark.exhaustive
-def test_runs_alone_from_its_own_folder(tmp_path):
-    """As Jupyter starts it. All run from the root where the shipped records are drawn again; that none reads a file by
-    itself is seen below."""
-    source, executed = paths.root() / "notebooks/sarathi.ipynb", tmp_path / "executed.ipynb"
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_runs_alone_from_its_own_folder(name, tmp_path):
+    """As Jupyter starts it."""
+    source, executed = paths.root() / f"notebooks/{name}.ipynb", tmp_path / "executed.ipynb"
     options = {"progress_bar": False, "cwd": str(paths.root() / "notebooks")}
     papermill.execute_notebook(str(source), str(executed), {"output": str(tmp_path / "figures")}, **options)
-    assert {path.stem for path in (tmp_path / "figures").glob("*.png")} >= set(figures.NOTEBOOKS["sarathi"].figures)
+    assert {path.stem for path in (tmp_path / "figures").glob("*.png")} >= set(figures.NOTEBOOKS[name].figures)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

@@ -1,8 +1,10 @@
-"""Recipes of containers are read here, not built: what they copy exists, and their shell commands parse."""
+"""Recipes of containers: what they copy exists, and their shell commands parse. They are built where a program for that
+and the base image can be had."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -109,7 +111,7 @@ def test_the_devcontainer_builds_the_containerfile():
     assert (folder / build["dockerfile"]).resolve() == ROOT / "Containerfile"
     assert (folder / build["context"]).resolve() == ROOT
     assert devcontainer()["remoteUser"] == dict(instructions())["USER"]
-    assert re.search(r"ln -s (\S+)/\.venv", devcontainer()["postCreateCommand"])[1] == dict(instructions())["WORKDIR"]
+    assert re.search(r"ln -sfn (\S+)/\.venv", devcontainer()["postCreateCommand"])[1] == dict(instructions())["WORKDIR"]
 
 
 def test_links_that_apptainer_copies_as_folders_are_links_again():
@@ -121,3 +123,31 @@ def test_links_that_apptainer_copies_as_folders_are_links_again():
     for link in links:
         target = os.readlink(ROOT / link)
         assert f"rm -rf {link} && ln -s {target} {link}" in sections()["post"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_the_containerfile_builds_where_that_is_possible():
+    program = next(filter(shutil.which, ("podman", "docker", "buildah")), None)
+    if program is None:
+        pytest.skip("no podman, docker or buildah here: the recipe was only parsed")
+    base = dict(instructions())["FROM"]
+    pulled = subprocess.run([program, "pull", base], capture_output=True, text=True)
+    if pulled.returncode:
+        pytest.skip(f"{program} cannot fetch {base}: the recipe was only parsed")
+    build = "bud" if program == "buildah" else "build"
+    subprocess.run(
+        [program, build, "--tag", "repro-built-by-a-test", "--file", "Containerfile", "."], cwd=ROOT, check=True
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_the_apptainer_definition_builds_where_that_is_possible(tmp_path):
+    if shutil.which("apptainer") is None:
+        pytest.skip("no apptainer here: the definition was only parsed")
+    base = dict(instructions())["FROM"]
+    pulled = subprocess.run(["apptainer", "pull", tmp_path / "base.sif", f"docker://{base}"], capture_output=True)
+    if pulled.returncode:
+        pytest.skip(f"apptainer cannot fetch {base}: the definition was only parsed")
+    subprocess.run(["apptainer", "build", tmp_path / "repro.sif", "apptainer.def"], cwd=ROOT, check=True)

@@ -1,4 +1,7 @@
-"""What makes a picture hard to read: more inches than a page shows, small words, words on words."""
+"""What makes a picture hard to read: more inches than a page shows, small words, words on words, a panel for one number,
+marks whose filling nothing explains."""
+
+import re
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,7 +29,38 @@ def faults(figure: Figure) -> list[str]:
     low, high = boxes[:, None, :2], boxes[:, None, 2:]
     shared = np.minimum(high, high.swapaxes(0, 1)) - np.maximum(low, low.swapaxes(0, 1))
     pairs = np.argwhere(np.triu((shared > _ALLOWED).all(axis=-1), 1))
-    return found + [f"{upright[one].get_text()!r} on {upright[other].get_text()!r}" for one, other in pairs]
+    found += [f"{upright[one].get_text()!r} on {upright[other].get_text()!r}" for one, other in pairs]
+    return found + _lonely(figure) + _unexplained(figure, shown)
+
+
+def _lonely(figure: Figure) -> list[str]:
+    """Panels that show one number: a sentence would do."""
+    found = []
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if line.get_transform() == axes.transData and len(line.get_xdata())]
+        places = {tuple(place) for line in lines for place in line.get_xydata() if np.isfinite(place).all()}
+        bars = [bar for bar in axes.patches if getattr(bar, "get_height", float)() and bar.get_width()]
+        others = sum(len(each.get_offsets()) for each in axes.collections) + len(axes.images) + len(axes.texts)
+        if axes.get_visible() and axes.has_data() and len(places) + len(bars) + others < 2:
+            found.append(f"one number in the panel {axes.get_title() or axes.get_ylabel()!r}")
+    return found
+
+
+def _unexplained(figure: Figure, shown: list[Text]) -> list[str]:
+    """Filled and hollow marks in one figure, where neither legend nor words say what is which."""
+    lines = [line for axes in figure.axes if axes.get_visible() for line in axes.lines if len(line.get_xdata())]
+    marked = [line for line in lines if line.get_marker() not in ("", " ", "None", None, ".", ",", "x", "+", "|", "_")]
+    hollow = [
+        line for line in marked if line.get_fillstyle() == "none" or line.get_markerfacecolor() in ("none", "white")
+    ]
+    if not hollow or len(hollow) == len(marked):
+        return []
+    legends = [legend for axes in figure.axes if (legend := axes.get_legend())] + figure.legends
+    explained = {str(handle.get_label()) for legend in legends for handle in legend.legend_handles}
+    words = " ".join(text.get_text() for text in shown).lower()
+    if re.search(r"hollow|filled", words) or all(str(line.get_label()) in explained for line in hollow):
+        return []
+    return ["hollow marks beside filled ones, which nothing explains"]
 
 
 def _outside(figure: Figure) -> set[Text]:

@@ -25,9 +25,25 @@ def test_every_primary_claim_is_told_with_both_axes(rows):
             assert re.search(rf"{re.escape(row.id)}: \*{row.agreement}\*, {row.scope}", page), row.id
 
 
+def sentences(text):
+    """Heading and sentence, without what stands behind them."""
+    parts = [section.partition("\n") for section in text.split("\n### ")[1:]]
+    return [
+        (at, each) for at, _, part in parts if not at.startswith("Behind") for each in re.findall("^- .*", part, re.M)
+    ]
+
+
+def test_a_paper_is_told_in_ten_sentences():
+    papers = (paths.root() / "docs/findings.md").read_text().split("\n## ")[1:]
+    assert len(papers) == 4
+    for paper in papers:
+        told = [sentence for _, sentence in sentences(paper)]
+        assert 3 <= len(told) <= 10, paper.partition("\n")[0]
+        assert [each for each in told if re.search(r"[.!?] [A-Z]", re.sub(r"\([^()]*\)", "", each))] == []
+
+
 def test_a_sentence_stands_under_what_the_verdict_on_its_claim_says():
-    sections = (paths.root() / "docs/findings.md").read_text().split("\n### ")[1:]
-    told = [(section.partition("\n")[0], each) for section in sections for each in re.findall("^- .*", section, re.M)]
+    told = sentences((paths.root() / "docs/findings.md").read_text())
     assert len(told) > 30
     for heading, sentence in told:
         first = re.search(r"[A-Z]{2}-[\w.-]+(?:, an? ([\w-]+))?: \*([\w ]+)\*", sentence)

@@ -9,7 +9,7 @@ from report import legible
 from repro import paths
 from repro.experiments.flover_serving import ServingPoint
 from repro.records import record
-from repro.report.figures import base, flover, flover_gpu, flover_layouts, flover_queue, sarathi
+from repro.report.figures import base, flover, flover_gpu, flover_layouts, flover_queue, flover_ranks, sarathi
 
 SHIPPED = base.Data(paths.root() / "results/reference/laptop-2core/records")
 
@@ -84,6 +84,12 @@ def test_published_times_start_with_one_request():
     seconds = flover.published_seconds()
     assert list(seconds) == ["GPT-J 6B", "LLaMA-13B", "LLaMA-33B", "LLaMA-65B"]
     assert all(set(values) == set(flover.WIDTHS) for values in seconds.values())
+
+
+def test_published_gains_over_ranks():
+    """As v1 Fig. 10 prints them."""
+    printed = [1.46, 1.5, 1.54, 1.6, 1.63, 1.67, 2.09, 2.34, 2.47, 2.97, 3.13, 3.3]
+    assert [round(gain, 2) for gain in sorted(flover_ranks.printed_gains())] == printed
 
 
 def test_options_choose_what_is_drawn():

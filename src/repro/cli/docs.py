@@ -14,11 +14,11 @@ def docs(
     marked parts of README.md, docs/flover.md and docs/scaling.md, and the picture of README.md."""
     from repro.report import docs as written
 
+    without_display()
     with user_errors(), progress("pages"):
-        changed = written.outdated() if check else written.write()
+        changed = written.differing()
         if not check:
-            without_display()
-            written.draw()
+            written.write(changed)
     for path in changed:
         stdout.print(f"{path}: {'differs' if check else 'written'}", soft_wrap=True)
     if check and changed:

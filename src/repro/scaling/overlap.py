@@ -28,9 +28,10 @@ SHAPES = {18: (40, 6144, 32), 49: (60, 8192, 64), 91: (90, 9216, 72), 138: (120,
 FITTED = (18, 138)  # the others repeat the ratios of 138B almost to the digit: they are predicted
 GRID = np.arange(51) / 50
 CONFIDENCE = 0.95
-# Standard deviation of log(predicted / true) of a ratio of two plans: rms of the eight points, each left out of the fit.
+# Standard deviation of log(predicted / true) of a ratio of two plans: rms of the eight points that are not in the fit
+# (`rms_log_error_held_out` of scaling_validation, 10.9 %; those in the fit are 8.1 % off, each left out of it 9.2 %).
 # The machine's parameters alone do not explain it: bands of ratios have this on top.
-MODEL_ERROR = 0.09
+MODEL_ERROR = 0.11
 
 
 def published() -> pd.DataFrame:

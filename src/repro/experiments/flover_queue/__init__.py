@@ -22,7 +22,7 @@ class QueuePoint(Point):
 
     figure: Literal["fig4a", "fig4c", "fig7", "fig8", "progress", "reordering"] | None = Field(
         None,
-        description="of the paper: fig7, fig8 of v1; reordering: v1 Fig. 9(a), v2 memory shuffle; others v2",
+        description="of the paper: fig7, fig8 of v1; reordering: v1 Fig. 9, v2 memory shuffle; others v2",
     )
     batch_cost: float | None = Field(
         None, ge=0, description="c in t_iter(b) = t1 (1 + c (b - 1)); none: the model's, read off Fig. 4(c)"
@@ -60,14 +60,15 @@ _NUMBERS = ("speedup_vs_serial", "iterations", "overlap_fraction", "latency_rati
 class FigureMetrics(
     metrics(Number | None, "points", "rms_relative_error", "worst_relative_error", "chi_square", "p_value"),
     metrics(Number | None, "p_value_mean_of_5", "overlap_rms_error", "speedup_rms_error", "speedup_smallest_step"),
-    metrics(Number | None, "largest_gain"),
+    metrics(Number | None, "largest_gain", "baseline_rms_relative_error", "baseline_worst_relative_error"),
 ):
     """Of a figure, over its printed numbers that were not used for the prediction. An error is predicted ÷ printed - 1.
 
     fig8, over its iterations: `chi_square`, the sum of squared distances in standard deviations of a draw; `p_value`,
     the chance of one as large, and the same if a printed number were the mean of 5 draws; errors of overlap and
     speedup; the smallest factor by which the predicted speedup falls from one interval to the next. reordering: its
-    `largest_gain`.
+    `largest_gain`. `baseline_...`: errors of what fig7, progress and reordering print of FasterTransformer's instances
+    and of dynamic batching.
     """
 
 

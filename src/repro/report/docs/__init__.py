@@ -6,7 +6,6 @@ another checkout where REPRO_ROOT names it.
 """
 
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -63,35 +62,31 @@ def pages(names: Mapping[str, Any] | None = None) -> dict[str, str]:
     return found | citation.pages() | parted
 
 
-def write() -> list[str]:
-    """Write what differs; the paths of those pages, relative to the root."""
-    found = pages()
-    old = [path for path, text in found.items() if there(path) != text]
-    for path in old:
+def differing() -> dict[str, bytes]:
+    """Pages and README's picture that are not as the records say: path relative to the root → what belongs there."""
+    wanted = {path: text.encode() for path, text in pages().items()} | {PICTURE: picture()}
+    return {path: content for path, content in wanted.items() if _there(path) != content}
+
+
+def write(wanted: Mapping[str, bytes]) -> None:
+    """Write what `differing` found."""
+    for path, content in wanted.items():
         with files.replacing(paths.root() / path) as temporary:
-            temporary.write_text(found[path], "utf-8")
-    return old
+            temporary.write_bytes(content)
 
 
-def outdated() -> list[str]:
-    """Paths of the pages that `write` would change."""
-    return [path for path, text in pages().items() if there(path) != text]
-
-
-def draw() -> None:
-    """README's picture: the primary claims of the shipped records."""
+def picture() -> bytes:
+    """README's picture, a PNG: the primary claims of the shipped records."""
     from repro.report.figures import base
 
     with tempfile.TemporaryDirectory() as folder:
         base.draw("claims_overview", f"{config.load()[0].shipped}/records", folder, primary=True)
-        with files.replacing(paths.root() / PICTURE) as temporary:
-            shutil.copy(Path(folder) / "claims_overview.png", temporary)
+        return (Path(folder) / "claims_overview.png").read_bytes()
 
 
-def there(path: str) -> str | None:
-    """A page as it stands now; None where there is none."""
+def _there(path: str) -> bytes | None:
     file = paths.root() / path
-    return file.read_text("utf-8") if file.exists() else None
+    return file.read_bytes() if file.exists() else None
 
 
 @cache

@@ -158,7 +158,7 @@ def _kind(ours: Sequence[Provenance], theirs: Sequence[Provenance]) -> str:
     here, there = ({run.cpu_kind for run in runs} - {""} for runs in (ours, theirs))
     if here and there and not here & there:
         return "A different processor that reports the same name"
-    return "A machine with a processor of the same name, which may be another, on another day"
+    return "A machine with a processor of the same name, which may be another, in a run of its own"
 
 
 def _runs(side: Side) -> dict[str, set[tuple[str, datetime]]]:

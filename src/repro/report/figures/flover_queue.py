@@ -16,18 +16,32 @@ _PANELS = [  # figure of the paper, quantity, title, unit of the axis, its scale
     ("fig4a", "seconds", "v2 Fig. 4(a)", "until all are done (s)", "linear"),
     ("fig4c", "latency ÷ alone", "v2 Fig. 4(c)", "mean latency ÷ alone", "linear"),
     ("fig7", "seconds", "v1 Fig. 7", "until all are done (s)", "linear"),
+    ("fig7", "baseline", "v1 Fig. 7, FasterTransformer", "until all are done (s)", "linear"),
     ("fig8", "iterations", "v1 Fig. 8, iterations", "iterations", "log"),
     ("fig8", "overlap", "v1 Fig. 8, overlap", "overlap (%)", "log"),
     ("fig8", "speedup", "v1 Fig. 8, speedup", "speedup over instances", "log"),
     ("reordering", "seconds", "memory shuffle, seconds", "until all are done (s)", "log"),
     ("reordering", "gain", "memory shuffle, gain", "gain of reordering", "linear"),
+    ("reordering", "baseline", "memory shuffle, FasterTransformer", "its time ÷ Flover's", "linear"),
     ("progress", "seconds", "v2 progress, LLaMA-13B", "until all are done (s)", "linear"),
+    ("progress", "baseline", "v2 progress, windows, at 37 s", "share of the work (%)", "linear"),
 ]
 _AXES = {"fig8": "mean interval (ms)", "reordering": "longest answer (tokens)", "progress": ""}
-_COLOURS = {model.name: number for number, model in enumerate(paper.MODELS.values())} | {"GPT-J in v1": 0}
+_COLOURS = {model.name: number for number, model in enumerate(paper.MODELS.values())}
+_COLOURS |= {f"{interval_ms} ms": number for number, interval_ms in enumerate(paper.V1_INTERVALS_MS)}
+_COLOURS |= {"GPT-J in v1": 0, "v1 Fig. 9(b)": 5}
+_LINES = {"with": 4, "batch 2": 3, "batch 4": 5}  # by what stands behind the comma in a curve's name
 _SHORT = {"fig4a": "Fig. 4(a)", "fig7": "v1 Fig. 7", "progress": "progress"}  # names of figures
 C = "c: the time each further request adds to an iteration, as a share of an iteration over one request."
-_WORST = {"FL-F4a.a": "Fig. 4(a)", "FL-PROG.a": "progress", "FL-F7": "v1 Fig. 7"}  # claims: of which figure
+_WORST = {  # claims: of which figure
+    "FL-F4a.a": "Fig. 4(a)",
+    "FL-F4c.b": "Fig. 4(c)",
+    "FL-PROG.a": "progress",
+    "FL-PROG.f": "its windows",
+    "FL-F7": "v1 Fig. 7",
+    "FL-F7.d": "its FasterTransformer",
+    "FL-MS.f": "FasterTransformer in the memory shuffle",
+}
 _REST = {
     "FL-F8.a": "χ² of v1 Fig. 8's iterations",
     "FL-F8.b": "least factor by which its predicted speedup falls from one interval to the next",
@@ -64,9 +78,13 @@ def flover_model(data: Data) -> Drawing:
     caption += f"Fig. 7), and c from Fig. 4(c) at 32 requests: {costs}. {C} Crosses: printed (upright: with "
     caption += "reordering). v1, v2: versions of the paper. Logarithmic: all horizontal axes, and the vertical ones of "
     caption += "Fig. 8 and of the shuffle's seconds. Bands: a standard deviation over draws of arrivals or lengths. "
-    caption += "Overlap: the share of all requests that an average iteration holds. Speedup: over instances at the "
-    caption += "pace of Fig. 7. Memory shuffle: answers of random lengths, with reordering and without; the lines "
-    caption += "coincide where reordering gains little. Furthest off, predicted for printed: "
+    caption += "Overlap: the share of all requests that an average iteration holds. FasterTransformer: an instance for "
+    caption += "each request; those that run at once give answers at the slope of the totals in "
+    caption += "v1 Fig. 7 at 500 ms (memory shuffle of v2: in Fig. 4(a)). Speedup: over these. Batch: rows of a "
+    caption += "request; each costs c. Windows: batches, or instances, that run at once share the GPU evenly. "
+    caption += "Memory shuffle: answers of random lengths, with reordering and without; the lines "
+    caption += "coincide where reordering gains little; FasterTransformer is compared with Flover with reordering; "
+    caption += "v1 Fig. 9(b) has 16 requests. Furthest off, predicted for printed: "
     caption += f"{'; '.join(_furthest(_rows(table, *each[:2]), each[2]) for each in shown)}."
     if told := marks.of_claims(data, _WORST):
         caption += f" Worst errors in %: {told}."
@@ -90,7 +108,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, scale: str) -> None:
     for number, (curve, points) in enumerate(rows.groupby("curve", sort=False)):
         model, _, side = str(curve).partition(", ")
         color = PALETTE[_COLOURS.get(model, number % 6)]
-        line = 4 if side == "with" else _COLOURS.get(model, number % 6)  # the same model has the same colour everywhere
+        line = _LINES.get(side, _COLOURS.get(model, number % 6))  # the same model has the same colour everywhere
         look = {"color": color, "marker": MARKERS[line], "mfc": "none", "markersize": 4}
         axes.plot(points.x, points.predicted, linestyle=LINE_STYLES[line], label=curve, **look)
         band = points.predicted - points.sd, points.predicted + points.sd
@@ -101,11 +119,11 @@ def _panel(axes: Axes, rows: pd.DataFrame, scale: str) -> None:
         ends = 0.8 * rows[["predicted", "printed"]].min().min(), 1.25 * rows[["predicted", "printed"]].max().max()
         marks.log_axis(axes.yaxis, marks.round_ticks(*ends))
     places = sorted(rows.x.unique())
-    marks.log_axis(axes.xaxis, _apart(places) if len(places) < 9 else [20, 100, 500, 2000])
+    marks.log_axis(axes.xaxis, _apart(places) if len(places) < 10 else [20, 100, 500, 2000])
 
 
 def _progress(axes: Axes, rows: pd.DataFrame, scale: str) -> None:
-    """Two numbers, with the error of each."""
+    """Numbers without a common axis, with the error of each."""
     for at, row in enumerate(rows.itertuples()):
         axes.plot(at, row.predicted, MARKERS[0], color=PALETTE[_COLOURS["LLaMA-13B"]], mfc="none")
         axes.plot(at, row.printed, "x", color="black")
@@ -157,7 +175,7 @@ def flover_batch_cost(data: Data) -> Drawing:
         axes.axvspan(min(found), max(found), color="grey", alpha=0.15, linewidth=0)
         axes.set_xlabel("c: a further request's cost", fontsize=9)
     caption = f"{C} Vertical band: c of the four models, as Fig. 4(c) gives it. Left: the last number of each curve "
-    caption += "(v1 Fig. 7: requests every 500, 2,500 or 5,000 ms); a line crosses 1 at the c that its number needs. "
+    caption += "(v1 Fig. 7: one row every 500, 2,500 or 5,000 ms); a line crosses 1 at the c that its number needs. "
     caption += "Middle: errors over each figure's printed numbers that no prediction uses. Right: χ², the sum of "
     caption += "squared errors of 14 printed iteration counts, in standard deviations, if a printed one is of one "
     caption += "draw of arrivals or the mean of five. Horizontal band: where 90 % of such sums lie if the model is "
@@ -168,6 +186,7 @@ def flover_batch_cost(data: Data) -> Drawing:
 def _ratios(axes: Axes, table: pd.DataFrame) -> None:
     """Predicted ÷ printed, of the number at the most requests of each curve of seconds, over c."""
     seconds = table[(table.quantity == "seconds") & ~table.used & (table.figure != "reordering")]
+    seconds = seconds[~seconds.curve.str.contains("batch")]
     last = seconds.sort_values(["figure", "x"]).groupby(["figure", "curve", "batch_cost"]).tail(1)
     for number, ((figure, curve), rows) in enumerate(last.groupby(["figure", "curve"], sort=False)):
         rows = rows.sort_values("batch_cost")

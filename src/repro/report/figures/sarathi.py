@@ -149,7 +149,8 @@ def sarathi_pipeline(data: Data) -> Drawing:
         right.axvline(value, color=PALETTE[number], linestyle=":")
     marks.rows(left, names)
     left.set(xlabel="bubbles, % of the stages' time", ylim=(len(names) - 0.5, -0.5))
-    right.set(xlabel="seconds, whole prompts ÷ chunks", xlim=(0, None))
+    right.set(xlabel="seconds, whole prompts ÷ chunks (logarithmic)", xscale="log")
+    marks.log_axis(right.xaxis, marks.round_ticks(*right.get_xlim()))
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     caption = f"{run.iloc[0].setting}. Medians, with 95 % of the draws: of all, as the claims read them, and of those "
