@@ -6,6 +6,7 @@ import re
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 WIDEST, SMALLEST = 10.2, 7.0  # inches, points: at a notebook's 1,000 pixels 7 points are 9 pixels high
@@ -34,13 +35,17 @@ def faults(figure: Figure) -> list[str]:
 
 
 def _lonely(figure: Figure) -> list[str]:
-    """Panels that show one number: a sentence would do."""
+    """Panels that show one number: a sentence would do. An image has several."""
     found = []
     for axes in figure.axes:
         lines = [line for line in axes.lines if line.get_transform() == axes.transData and len(line.get_xdata())]
         places = {tuple(place) for line in lines for place in line.get_xydata() if np.isfinite(place).all()}
         bars = [bar for bar in axes.patches if getattr(bar, "get_height", float)() and bar.get_width()]
-        others = sum(len(each.get_offsets()) for each in axes.collections) + len(axes.images) + len(axes.texts)
+        others = (
+            sum(max(len(each.get_offsets()), np.size(each.get_array())) for each in axes.collections)
+            + 2 * len(axes.images)
+            + len(axes.texts)
+        )
         if axes.get_visible() and axes.has_data() and len(places) + len(bars) + others < 2:
             found.append(f"one number in the panel {axes.get_title() or axes.get_ylabel()!r}")
     return found
@@ -48,19 +53,24 @@ def _lonely(figure: Figure) -> list[str]:
 
 def _unexplained(figure: Figure, shown: list[Text]) -> list[str]:
     """Filled and hollow marks in one figure, where neither legend nor words say what is which."""
-    lines = [line for axes in figure.axes if axes.get_visible() for line in axes.lines if len(line.get_xdata())]
-    marked = [line for line in lines if line.get_marker() not in ("", " ", "None", None, ".", ",", "x", "+", "|", "_")]
-    hollow = [
-        line for line in marked if line.get_fillstyle() == "none" or line.get_markerfacecolor() in ("none", "white")
-    ]
+    marked = [line for axes in figure.axes if axes.get_visible() for line in axes.lines if _is_marked(line)]
+    hollow = [line for line in marked if _is_hollow(line)]
     if not hollow or len(hollow) == len(marked):
         return []
     legends = [legend for axes in figure.axes if (legend := axes.get_legend())] + figure.legends
-    explained = {str(handle.get_label()) for legend in legends for handle in legend.legend_handles}
+    handles = [each for legend in legends for handle in legend.legend_handles for each in handle.findobj(Line2D)]
     words = " ".join(text.get_text() for text in shown).lower()
-    if re.search(r"hollow|filled", words) or all(str(line.get_label()) in explained for line in hollow):
+    if re.search(r"hollow|filled", words) or any(_is_marked(each) and _is_hollow(each) for each in handles):
         return []
     return ["hollow marks beside filled ones, which nothing explains"]
+
+
+def _is_marked(line: Line2D) -> bool:
+    return len(line.get_xdata()) > 0 and line.get_marker() not in ("", " ", "None", None, ".", ",", "x", "+", "|", "_")
+
+
+def _is_hollow(line: Line2D) -> bool:
+    return line.get_fillstyle() == "none" or str(line.get_markerfacecolor()) in ("none", "white")
 
 
 def _outside(figure: Figure) -> set[Text]:

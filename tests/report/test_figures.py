@@ -98,6 +98,17 @@ def test_what_is_hard_to_read_is_told():
     axes.text(0.5, 0.5, "two")
     assert legible.faults(figure)[1:] == ["5 points: 'one'", "'one' on 'two'"]
     assert "inches wide" in legible.faults(figure)[0]
+    figure, (left, right) = base.plt.subplots(1, 2, figsize=(8, 3))
+    left.set_title("left")
+    left.plot([1], [2], "o")
+    right.plot([1, 2], [3, 4], "o", mfc="none", label="ours")
+    assert legible.faults(figure) == [
+        "one number in the panel 'left'",
+        "hollow marks beside filled ones, which nothing explains",
+    ]
+    left.plot([2], [2], "o")
+    right.legend()
+    assert legible.faults(figure) == []
 
 
 @functools.cache
