@@ -1,6 +1,7 @@
-"""How long a step takes by number of nodes."""
+"""How long a step takes by number of nodes, and in which order the plans come there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -13,8 +14,18 @@ from repro.report.figures.data import Data, NothingToShow, paper
 from repro.report.figures.marks import log_axis, point
 from repro.report.figures.marks import said as words
 from repro.report.figures.zero.marks import color, look, note
-from repro.report.figures.zero.runs import MEASURED, OWN, PLANS, PREDICTED, PlanName, Training, parameters, present
-from repro.report.figures.zero.times import paired
+from repro.report.figures.zero.runs import (
+    MEASURED,
+    OWN,
+    PLANS,
+    PREDICTED,
+    PlanName,
+    Training,
+    micro_batches,
+    parameters,
+    present,
+)
+from repro.report.figures.zero.times import faster, paired
 
 
 def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
@@ -101,3 +112,58 @@ def _weak_scaling(axes: Axes, medians: pd.DataFrame, plans: list[str]) -> None:
     axes.set(ylabel="time of a step (s)", xlabel="nodes", ylim=(0, 1.1 * medians.loc[plans, MEASURED].max()))
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     axes.grid(axis="x", visible=False)
+
+
+def zero_order(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "hierarchical")) -> Drawing:
+    """How much faster each plan is than the one before it, and weak scaling, with several micro-batches a step and at the
+    slowest rate between nodes that was run on several numbers of them."""
+    training = Training(data.runs("zero_train"))
+    runs = training.like(nodes=..., accumulation=training.batches[-1], cluster_mbit_s=...)
+    runs = runs[runs.plan.isin(plans) & (runs.nodes > 1)]
+    runs = runs[runs.groupby("cluster_mbit_s").nodes.transform("nunique") > 1]
+    if runs.empty:
+        raise NothingToShow("No rate between nodes with runs on several numbers of nodes.")
+    runs = runs[runs.cluster_mbit_s == runs.cluster_mbit_s.min()]
+    data.only(runs)
+    gains, efficiencies = list(_order(data, runs, plans)), list(_left(data, runs, plans))
+    fig, panels = plt.subplots(1, 2, figsize=(10, 0.36 * max(len(gains), len(efficiencies)) + 1.4))
+    marks.dot_rows(panels[0], gains, ".3g")
+    marks.dot_rows(panels[1], efficiencies, ".3g")
+    panels[0].axvline(1, color="grey", linewidth=1)
+    panels[0].set(xlabel="step of the one ÷ of the other (logarithmic)", xscale="log")
+    low, high = panels[0].dataLim.intervalx
+    panels[0].set_xlim(min(0.9, 0.9 * low), 1.7 * high)
+    log_axis(panels[0].xaxis, marks.round_ticks(*panels[0].get_xlim()))
+    fewest, most = runs.nodes.min(), runs.nodes.max()
+    panels[1].axvline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1)
+    panels[1].set(xlabel=f"efficiency: step on {fewest} nodes ÷ on {most}", xlim=(0, 1.15))
+    first = runs.iloc[0]
+    rates = (first.cluster_mbit_s * first.package_ratio, first.cluster_mbit_s * first.node_ratio, first.cluster_mbit_s)
+    caption = f"{first.packages * first.gcds:g} processes a node, a GPT of {parameters(runs)}, "
+    caption += (
+        f"{micro_batches(training.batches[-1])} per step; {' : '.join(f'{rate:g}' for rate in rates)} Mbit/s per "
+    )
+    caption += (
+        "rank. Dots: pairs of runs of the same occasion; marks: their mean, with its 95 % interval where there are "
+    )
+    caption += "as many occasions as a verdict takes."
+    named = {"ZT-1.k": "smallest gain on 2 nodes", "ZT-1.j": "on 4", "ZT-2.d": "efficiency of the hierarchical plan"}
+    if told := marks.of_claims(data, named):
+        caption += f" As the claims read them: {told}."
+    return Drawing(fig, f"{training.evidence}; dashed: paper, to 384 GCDs", caption)
+
+
+def _order(data: Data, runs: pd.DataFrame, plans: Sequence[str]) -> Iterator[marks.Row]:
+    """Each plan over the one before it, by number of nodes."""
+    for nodes, some in runs.groupby("nodes"):
+        for slow, fast in pairwise(plans):
+            if sample := faster(data, some, slow, fast):
+                yield f"{PLANS[slow]} ÷ {PLANS[fast]}, {nodes} nodes", sample, look(fast)
+
+
+def _left(data: Data, runs: pd.DataFrame, plans: Sequence[str]) -> Iterator[marks.Row]:
+    """The efficiency of each plan on the most nodes."""
+    for plan in present(runs, plans):
+        mine = runs[runs.plan == plan]
+        if sample := paired(data, mine[mine.nodes == runs.nodes.min()], mine[mine.nodes == runs.nodes.max()]):
+            yield PLANS[plan], sample, look(plan)
