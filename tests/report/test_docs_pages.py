@@ -292,9 +292,9 @@ def test_a_makefile_without_its_promises_is_named(monkeypatch, tmp_path):
 
 
 def test_check_writes_nothing_and_names_what_differs(monkeypatch):
-    monkeypatch.setattr(docs, "write", lambda: pytest.fail("written"))
-    monkeypatch.setattr(docs, "outdated", lambda: ["docs/claims.md"])
+    monkeypatch.setattr(docs, "write", lambda wanted: pytest.fail("written"))
+    monkeypatch.setattr(docs, "differing", lambda: {"docs/claims.md": b"new"})
     found = CliRunner().invoke(cli.app, ["docs", "--check"])
     assert (found.exit_code, found.stdout) == (1, "docs/claims.md: differs\n")
-    monkeypatch.setattr(docs, "outdated", lambda: [])
+    monkeypatch.setattr(docs, "differing", dict)
     assert CliRunner().invoke(cli.app, ["docs", "--check"]).exit_code == 0
