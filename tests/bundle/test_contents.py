@@ -165,8 +165,9 @@ def test_a_file_that_is_no_record_is_refused(here, tmp_path):
 
 
 def without_network(command, bundle):
-    """In an unpacked bundle, with its code, and without the git repository that may be around it."""
-    unshare = ["unshare", "--net"]
+    """In an unpacked bundle, with its code, and without the git repository that may be around it. The loopback, by which
+    notebooks talk to their kernels, stays."""
+    unshare = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True).returncode:
         pytest.skip("the network cannot be cut here: that needs root on Linux, and unshare")
     left_out = {"REPRO_ROOT", "PYTHONPATH"}
