@@ -24,6 +24,7 @@ from repro.report.figures.zero.runs import (
     micro_batches,
     parameters,
     present,
+    rates,
 )
 from repro.report.figures.zero.times import faster, paired
 
@@ -126,6 +127,8 @@ def zero_order(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "h
     runs = runs[runs.cluster_mbit_s == runs.cluster_mbit_s.min()]
     data.only(runs)
     gains, efficiencies = list(_order(data, runs, plans)), list(_left(data, runs, plans))
+    if not gains or not efficiencies:
+        raise NothingToShow("No pairs of runs of the same occasion.")
     fig, panels = plt.subplots(1, 2, figsize=(10, 0.36 * max(len(gains), len(efficiencies)) + 1.4))
     marks.dot_rows(panels[0], gains, ".3g")
     marks.dot_rows(panels[1], efficiencies, ".3g")
@@ -138,15 +141,11 @@ def zero_order(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "h
     panels[1].axvline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1)
     panels[1].set(xlabel=f"efficiency: step on {fewest} nodes ÷ on {most}", xlim=(0, 1.15))
     first = runs.iloc[0]
-    rates = (first.cluster_mbit_s * first.package_ratio, first.cluster_mbit_s * first.node_ratio, first.cluster_mbit_s)
     caption = f"{first.packages * first.gcds:g} processes a node, a GPT of {parameters(runs)}, "
+    caption += f"{micro_batches(training.batches[-1])} per step; {rates(first)}. Dots: pairs of runs of the same "
     caption += (
-        f"{micro_batches(training.batches[-1])} per step; {' : '.join(f'{rate:g}' for rate in rates)} Mbit/s per "
+        "occasion; marks: their mean, with its 95 % interval where there are as many occasions as a verdict takes."
     )
-    caption += (
-        "rank. Dots: pairs of runs of the same occasion; marks: their mean, with its 95 % interval where there are "
-    )
-    caption += "as many occasions as a verdict takes."
     named = {"ZT-1.k": "smallest gain on 2 nodes", "ZT-1.j": "on 4", "ZT-2.d": "efficiency of the hierarchical plan"}
     if told := marks.of_claims(data, named):
         caption += f" As the claims read them: {told}."

@@ -1,6 +1,6 @@
 """Runs of `zero_train` as the figures compare them: the setting that most plans ran with, and what differs from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -120,12 +120,18 @@ class Training:
     @property
     def network(self) -> str:
         """The network of the setting, for captions."""
-        slow, fabric = self.setting["cluster_mbit_s"], self.setting["fabric"]
+        fabric = self.setting["fabric"]
         if fabric == "shaped":
-            rates = (slow * self.setting["package_ratio"], slow * self.setting["node_ratio"], slow)
-            return f"links shaped to {' : '.join(f'{rate:g}' for rate in rates)} Mbit/s per rank"
+            return f"links shaped to {rates(self.setting)}"
         unshaped = fabric.startswith("unshaped")
         return "network NOT shaped: times say nothing about bandwidth" if unshaped else "the machine's own network"
+
+
+def rates(run: Mapping[str, Any] | pd.Series) -> str:
+    """What links are shaped to in a run, inside a package, a node and between nodes, for captions."""
+    slow = run["cluster_mbit_s"]
+    each = (slow * run["package_ratio"], slow * run["node_ratio"], slow)
+    return f"{' : '.join(f'{rate:g}' for rate in each)} Mbit/s per rank"
 
 
 def present(table: pd.DataFrame, plans: Sequence[str] = tuple(PLANS)) -> list[str]:
