@@ -51,16 +51,11 @@ def test_whatever_is_open_has_a_command_that_decides_or_says_that_there_is_none(
     "claim", [claim for claim in CLAIMS if claim.primary and claim.id in DECLARED], ids=lambda c: c.id
 )
 def test_an_explanation_is_told_with_and_without_records(records, claim):
-    told = explanations.tell(claim, DECLARED[claim.id], records)
+    (row,) = registry.evaluate([claim], records)
+    told = explanations.tell(claim, DECLARED[claim.id], records, row)
     assert told.why and told.decides is not None and len(told.rungs) == len(DECLARED[claim.id].ladder)
-    bare = explanations.tell(claim, DECLARED[claim.id], {})
+    bare = explanations.tell(claim, DECLARED[claim.id], {}, row)
     assert {word for _, _, word in bare.rungs} <= {"not run"} and not any(rows for _, _, rows in bare.tables)
-
-
-def test_a_verdict_that_is_known_is_not_found_again(monkeypatch):
-    (row,) = registry.evaluate([CLAIMS[0]], {})
-    monkeypatch.setattr(registry, "evaluate", lambda *_: pytest.fail("judged again"))
-    assert explanations.tell(CLAIMS[0], None, {}, verdict=row).verdict is row
 
 
 def test_every_command_has_points_in_the_plan():

@@ -26,7 +26,7 @@ from repro.report import figures
 from repro.report.figures import base
 from repro.report.figures import claims as of_claims
 from repro.report.figures import data as tables
-from repro.report.figures.tables import rounded
+from repro.report.figures.tables import rounded, show
 from repro.report.figures.zero.runs import OWN, Training
 
 SHIPPED = str(paths.root() / config.load()[0].shipped / "records")
@@ -154,8 +154,7 @@ def test_other_code_of_an_experiment_draws_its_figures_anew(monkeypatch):
 def test_what_is_missing_is_said_with_its_values(capsys):
     data = base.Data(SHIPPED, {})
     assert set(data.runs("moe_train", text="both").text) == {"both"}
-    with tables.where_recorded():
-        data.runs("moe_train", text="both", experts=7)
+    show(lambda data: data.runs("moe_train", text="both", experts=7), SHIPPED)
     assert (
         capsys.readouterr().out == "Nothing to show. No record of a finished moe_train run with text both, experts 7.\n"
     )

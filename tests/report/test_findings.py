@@ -55,7 +55,7 @@ def test_every_verdict_has_a_heading(rows, agreement):
     """Also one that no shipped claim has at present; and what no paper claims has one whatever its verdict."""
     changed = [rows[0].model_copy(update={"agreement": agreement, "kind": kind}) for kind in ("claim", "critique")]
     for row in changed:
-        heading_of = findings.vocabulary([row], "page.md.j2")["heading_of"]
+        heading_of = findings.vocabulary([row])["heading_of"]
         assert heading_of(row.id) == _heading(agreement, row.kind)
     assert heading_of() == "Cannot be told here"
 
@@ -69,6 +69,6 @@ def _heading(agreement, kind=None):
 
 
 def test_a_claim_that_nobody_judged_is_named(rows):
-    said = findings.vocabulary([row for row in rows if row.id != "ZT-1.a"], "page.md.j2")["said"]
-    with pytest.raises(ValueError, match=r"page\.md\.j2: found ZT-1\.a; allowed: ZT-1\.d"):
+    said = findings.vocabulary([row for row in rows if row.id != "ZT-1.a"])["said"]
+    with pytest.raises(ValueError, match=r"a page of repro docs: found ZT-1\.a; allowed: ZT-1\.d"):
         said("ZT-1.a")

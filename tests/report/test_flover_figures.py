@@ -26,6 +26,7 @@ def serving(*changes):
         ({"engine": "fused", "max_slots": 8, "prefill_tokens": 16}, "fused, 8 slots, prompts by 16"),
         ({"engine": "fused", "admit_per_iteration": 1}, "fused, one admission an iteration"),
         ({"engine": "fused", "admit_per_iteration": 2}, "fused, 2 admissions an iteration"),
+        ({"engine": "fused", "layout": "paged"}, "fused, layout paged"),
         ({"engine": "static", "batch_size": 8, "dtype": "bfloat16"}, "static, batches of 8, bfloat16"),
         ({"engine": "dynamic", "window_t1": 0.22}, "dynamic, window 0.22 T1"),
         ({"engine": "dynamic", "window_s": 2.0}, "dynamic, window 2 s"),
@@ -78,6 +79,8 @@ def test_engines_are_compared_on_the_requests_that_most_of_them_served():
     assert set(flover.of_one_workload(table, "fixed").path) == {"3"}
     assert set(flover.of_one_workload(table, "sharegpt").path) == {"1", "2"}  # not run: those of all
     assert list(flover.looks(table)) == ["fused", "serial"]
+    lengths = flover.of_one_model(serving({"workload": "uniform"}, {"workload": "uniform", "longest": 1024}))
+    assert len(flover.of_one_workload(lengths, "uniform")) == 1
 
 
 def test_published_times_start_with_one_request():
@@ -92,9 +95,17 @@ def test_published_gains_over_ranks():
     assert [round(gain, 2) for gain in sorted(flover_ranks.printed_gains())] == printed
 
 
+def test_a_rate_is_told_of_shaped_links_alone():
+    run = {"ranks": 2, "nodes": 2, "layout": "window", "cluster_mbit_s": 50.0}
+    names = [flover_ranks.ranks_name(pd.Series(run | {"fabric": fabric})) for fabric in ("shaped", "unshaped: no root")]
+    assert names == ["2 ranks, 2 nodes at 50 Mbit/s", "2 ranks, 2 nodes"]
+
+
 def test_options_choose_what_is_drawn():
     assert len(flover.flover_timeline(SHIPPED, engines=2).figure.axes) == 2
-    assert "fixed arrivals" in flover.flover_latency(SHIPPED, workload="fixed").caption
+    uniform = flover.flover_latency(SHIPPED, workload="uniform")
+    assert "answers of 64 to 512 tokens, drawn uniformly" in uniform.caption
+    assert any(text.get_text().startswith("fused, layout paged") for text in uniform.figure.legends[0].texts)
     with pytest.raises(base.NothingToShow, match="longest 7"):
         flover_layouts.flover_layouts(SHIPPED, longest=7)
 

@@ -136,16 +136,9 @@ def _changed(claim: Claim, rung: Rung, where: str) -> Claim:
 # --- with the numbers of records -----------------------------------------------------------------------------------
 
 
-def tell(
-    claim: Claim,
-    found: Explanation | None,
-    records: Mapping[Path, Record],
-    problems: Sequence[str] = (),
-    verdict: Verdict | None = None,
-) -> Told:
-    """The explanation of one claim. Numbers are read from `records`; what they do not hold says so. `verdict`: that of
-    the claim by these records, where it is known already."""
-    verdict = verdict or registry.evaluate([claim], records, problems)[0]
+def tell(claim: Claim, found: Explanation | None, records: Mapping[Path, Record], verdict: Verdict) -> Told:
+    """The explanation of one claim, which has this `verdict`. Numbers are read from `records`; what they do not hold
+    says so."""
     if found is None:
         return Told(verdict, verdict.reason, [], [], None)
     rungs = [_rung(claim, rung, records) for rung in found.ladder]

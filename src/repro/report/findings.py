@@ -14,8 +14,8 @@ _HEADINGS = {  # of sentences, by the verdict on the claim that they are about
 _ASKED = "Asked by us"  # the heading of what no paper claims
 
 
-def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
-    """What the sentences of a template (`where`) may use.
+def vocabulary(rows: Sequence[Verdict]) -> dict[str, Any]:
+    """What the sentences of a template may use.
 
     said      our number beside the paper's, with both axes of the verdict: `1.4 × [1.3, 1.5] (paper 1.71 ×; ZT-1.a …)`
     ours      our number alone
@@ -30,7 +30,7 @@ def vocabulary(rows: Sequence[Verdict], where: str) -> dict[str, Any]:
 
     def verdict(claim_id: str) -> Verdict:
         if claim_id not in judged:
-            raise ValueError(f"{where}: found {claim_id}; allowed: {', '.join(judged)}")
+            raise ValueError(f"a page of repro docs: found {claim_id}; allowed: {', '.join(judged)}")
         return judged[claim_id]
 
     def ours(claim_id: str) -> str:

@@ -140,7 +140,7 @@ def vocabulary() -> dict[str, Any]:
     papers = registry.papers()
     others = machines.others(claims, shipped)
     held_out = compare.held_out(claims, verdicts)
-    return findings.vocabulary(verdicts, "a page of repro docs") | {
+    return findings.vocabulary(verdicts) | {
         "rows": rows,
         "primary": primary,
         "of": {prefix: [row for row in rows if row.claim.id.startswith(f"{prefix}-")] for prefix in papers},

@@ -62,12 +62,8 @@ def _escaped(character: str) -> str:
         return found
     if character.isascii() or unicodedata.name(character, "").startswith("LATIN"):
         return character
-    name = unicodedata.name(character, "no name")
-    raise ValueError(f"{character!r} ({name}): found it in a text for LaTeX; allowed: ASCII, Latin letters, {_signs()}")
-
-
-def _signs() -> str:
-    return " ".join(filter(str.isprintable, _SIGNS))
+    name, signs = unicodedata.name(character, "no name"), " ".join(filter(str.isprintable, _SIGNS))
+    raise ValueError(f"{character!r} ({name}): found it in a text for LaTeX; allowed: ASCII, Latin letters, {signs}")
 
 
 def code(text: str) -> Tex:

@@ -29,21 +29,8 @@ from repro.claims import sides
 from repro.experiments import stored
 from repro.files import replacing
 from repro.report import figures
-from repro.report.figures.data import Data, NothingToShow, kept, not_run, older_code
-
-__all__ = [
-    "Data",
-    "Drawing",
-    "NothingToShow",
-    "check_parameters",
-    "draw",
-    "draw_shipped",
-    "function",
-    "not_run",
-    "show",
-    "skip",
-    "verdicts",
-]
+from repro.report.figures.data import Data, NothingToShow, kept, older_code
+from repro.report.figures.data import not_run as not_run  # for notebooks
 
 PALETTE = ["#1b6ca8", "#e08e0b", "#3a9d5d", "#b03a5b", "#6b4fa0", "#555555"]  # distinct in luminance as well as hue
 HATCHES = ["", "///", "...", "xxx", "\\\\\\", "++"]
@@ -134,10 +121,9 @@ def draw_shipped(name: str, records: str | Path, output: str | Path | None = Non
 
 def _drawn(make: Callable[[Data], Drawing], records: str | Path) -> Drawing:
     """The figure, and how many runs it reads, and how many of these are by older code."""
-    data = Data(records, {})
-    drawing = make(data)
-    words = older_code(old for _, old in (data.used or {}).values())
-    parts = [_count(data.used or {}), words[:1].upper() + words[1:]]
+    used: dict[Path, tuple[datetime, bool]] = {}
+    drawing = make(Data(records, used))
+    parts = [_count(used), older_code(old for _, old in used.values()).capitalize()]
     return replace(drawing, n=" ".join(filter(None, parts)))
 
 

@@ -21,7 +21,6 @@ from repro.report.docs.table import stated
 from repro.report.figures import marks, name_of
 from repro.report.figures.base import MARKERS, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, collect
-from repro.report.figures.marks import log_axis, round_ticks
 
 _KINDS = get_args(Evidence)
 
@@ -114,7 +113,7 @@ def _overview(rows: Sequence[Verdict], claims: Mapping[str, Claim]) -> Figure:
     left, right = min([0.4, *(x / 1.4 for x in positive)]), max([2.5, *(x * 1.4 for x in positive)])
     fig, axes = plt.subplots(figsize=(9, 1.5 + (0.29 if len(rows) < 20 else 0.215) * len(rows)))
     axes.set_xlim(left, right)
-    log_axis(axes.xaxis, round_ticks(left, right))
+    marks.log_axis(axes.xaxis, marks.round_ticks(left, right))
     marks.rows(axes, [f"{claims[row.id].title}   {row.id}" for row in rows], fontsize=8)
     for y, (row, before) in enumerate(zip(rows, [rows[0], *rows], strict=False)):
         if row.id.split("-")[0] != before.id.split("-")[0]:

@@ -2,8 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -204,12 +203,3 @@ def _unusual(experiment: str, point: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a point that do not have their default; older records lack fields that have it."""
     usual = experiments.get(experiment).defaults
     return {name: value for name, value in point.items() if value is not None and value != usual[name]}
-
-
-@contextmanager
-def where_recorded() -> Iterator[None]:
-    """In a notebook, around the lines of a table: what the records do not hold is said instead of raised."""
-    try:
-        yield
-    except NothingToShow as reason:
-        print(f"Nothing to show. {reason}")

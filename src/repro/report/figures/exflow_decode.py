@@ -18,13 +18,8 @@ from repro.report.figures.data import Data, NothingToShow, paper, series
 
 KIND = ("system", "keys_values", "placement")  # what tells the systems of the figures apart
 _PLACED, _SENT = 3, 4  # which of the steps is all that ExFlow does, without and with keys and values
-STEPS = {  # each is a step from the one before; "no padding" also replaces DeepSpeed's gate, "one all-to-all" also shares K/V
-    ("deepspeed", "gathered", "contiguous"): "DeepSpeed",
-    ("two_all_to_alls", "gathered", "contiguous"): "no\npadding,\nour gate",
-    ("coherent", "shared", "contiguous"): "one\nall-to-all",
-    ("coherent", "shared", "affinity"): "placed",
-    ("coherent", "gathered", "affinity"): "K/V\nsent",
-}
+# From one to the next of SYSTEMS: "no padding" also replaces DeepSpeed's gate, "one all-to-all" also shares K/V.
+STEPS = ("DeepSpeed", "no\npadding,\nour gate", "one\nall-to-all", "placed", "K/V\nsent")
 SYSTEMS = {
     ("deepspeed", "gathered", "contiguous"): "DeepSpeed's layers",
     ("two_all_to_alls", "gathered", "contiguous"): "two all-to-alls,\nnothing padded",
@@ -193,7 +188,7 @@ def against_deepspeed(data: Data, setting: Mapping[str, Any], metric: str) -> di
 
 def one_step(data: Data, setting: Mapping[str, Any], metric: str, before: int, at: int) -> Sample | None:
     """How many times shorter `metric` is after step `at` of `STEPS` than after step `before`, of pairs of these two."""
-    slow, fast = (dict(zip(KIND, list(STEPS)[number], strict=True)) for number in (before, at))
+    slow, fast = (dict(zip(KIND, list(SYSTEMS)[number], strict=True)) for number in (before, at))
     return data.sample("moe_decode", metric, {**SAME, **setting, **slow}, over=fast, sampled="occasions")
 
 
@@ -204,7 +199,7 @@ def exflow_gain(
 
     `metric`: iteration_seconds, or routing_seconds for the exchanges alone.
     """
-    runs = data.runs("moe_decode", **SAME, placement=sorted({placement for *_, placement in STEPS}))
+    runs = data.runs("moe_decode", **SAME, placement=sorted({placement for *_, placement in SYSTEMS}))
     if (runs.weights == "trained").any():  # on clusters all are random
         runs = runs[runs.weights == "trained"]
     settings = [dict(zip(SETTING, values, strict=True)) for values, _ in runs.groupby(SETTING)]
@@ -224,10 +219,12 @@ def exflow_gain(
         ranks = setting["nodes"] * setting["packages"] * setting["gcds"]
         counts = [len(sample.values) for sample in steps.values()]
         pairs = f"{marks.span(counts)} pair{'s' * (max(counts) > 1)} a step"
-        title = f"{setting['experts']} experts, {ranks} ranks, {setting['cluster_mbit_s']:g} Mbit/s\n{pairs}"
+        networks = {run.conditions.get("fabric") for sample in steps.values() for run in sample.runs.values()}
+        rate = f", {setting['cluster_mbit_s']:g} Mbit/s" if networks == {"shaped"} else ""
+        title = f"{setting['experts']} experts, {ranks} ranks{rate}\n{pairs}"
         axes.set_title(title, fontsize=9)
         there = [0, *steps]
-        axes.set_xticks(there, [list(STEPS.values())[at] for at in there], fontsize=7.5)
+        axes.set_xticks(there, [STEPS[at] for at in there], fontsize=7.5)
     drawn_times = [time for _, steps in groups for sample in steps.values() for time in sample.values]
     low, high = 0.6 * min(1, *drawn_times), 2 * max(1, *drawn_times)
     for axes in panels[:, 0]:

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from repro.flover.paper import MODELS, printed
 from repro.records import statistics
 from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, LINE_STYLES, MARKERS, PALETTE, Drawing
@@ -18,7 +19,7 @@ from repro.report.figures.data import Data, NothingToShow, paper, series
 
 ENGINES = ["fused", "serial", "static", "dynamic", "instances"]
 WORKLOAD = ["workload", "requests", "time_scale", "length_scale", "max_prompt_tokens", "max_output_tokens"]
-WORKLOAD += ["interval_s", "interval_t1", "trace_start"]
+WORKLOAD += ["interval_s", "interval_t1", "trace_start", "longest"]
 WIDTHS = [1, 2, 4, 8, 16, 32]
 REPEATS = "Medians, with range and values of the runs; no range: one run."
 T1 = "T1: the time of a request alone."
@@ -43,6 +44,7 @@ def engine_name(run: pd.Series) -> str:
         words += [f"{run.max_slots} slots"] if run.max_slots != 32 else []
         words += [f"{admits} an iteration"] if run.admit_per_iteration else []
         words += [f"prompts by {run.prefill_tokens}"] if run.prefill_tokens else []
+        words += [f"layout {run.layout}"] if run.layout != "window" else []
     return ", ".join(words + ([run["dtype"]] if run["dtype"] != "float32" else []))
 
 
@@ -100,13 +102,9 @@ def setting(run: pd.Series) -> str:
     return _SCALED.sub(tokens, str(run.scales).replace("a lone request", "a lone request's time"))
 
 
-def published_seconds() -> dict[str, dict[float, float]]:
+def published_seconds() -> dict[str, dict[float | None, float]]:
     """The paper's fused decoding, one request every 500 ms: model → number of requests → total seconds."""
-    found: dict[str, dict[float, float]] = {}
-    for p in paper("FL-F4a"):
-        if p.label.endswith(", Flover"):
-            found.setdefault(p.label.removesuffix(", Flover"), {})[p.x] = p.value
-    return found
+    return {model.name: printed("FL-F4a", f"{model.name}, Flover") for model in MODELS.values()}
 
 
 # --- policies on one workload --------------------------------------------------------------------------------------
@@ -151,8 +149,7 @@ def _t1(runs: pd.DataFrame) -> str:
 
 def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None = None) -> Drawing:
     """Output tokens a second, total time, and the speedup over serial, beside the paper's."""
-    serving = of_one_model(data.runs("flover_serving"), model)
-    main = of_one_workload(serving, workload)
+    main = of_one_workload(of_one_model(data.runs("flover_serving"), model), workload)
     if main.name.nunique() < 2:
         raise NothingToShow("One engine only was run, which has nothing to be compared with.")
     data.only(main)
@@ -165,7 +162,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
         axes.set_ylim(max(3, len(styles)) - 0.4, -0.6)
     left.set_yticks(range(len(styles)), [n.replace(", ", ",\n") for n in styles], fontsize=8)
     center.set_yticks([])
-    rows = [*_measured_speedups(data, main, serving), *_published_speedups()]
+    rows = [*_measured_speedups(data, main), *_published_speedups()]
     marks.dot_rows(right, rows, ".1f")
     right.axvline(1, color="grey", linewidth=1)
     right.set(xlabel="times as fast", xlim=(0, max(21, 1.1 * right.get_xlim()[1])))
@@ -177,7 +174,7 @@ def flover_throughput(data: Data, *, workload: str = "fixed", model: str | None 
     return Drawing(fig, "measured; diamonds: paper", caption.strip())
 
 
-def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) -> Iterable[marks.Row]:
+def _measured_speedups(data: Data, main: pd.DataFrame) -> Iterable[marks.Row]:
     """Over serial on the same requests, as the claims read it; where all requests are equal, serial takes n times a lone
     one."""
     serial, colors = main[main.engine == "serial"], {name: color for name, (color, _, _) in looks(main).items()}
@@ -186,20 +183,18 @@ def _measured_speedups(data: Data, main: pd.DataFrame, serving: pd.DataFrame) ->
             ours = main[main.name == name].iloc[0]
             if sample := data.ratio("flover_serving", "total_seconds", serial.iloc[0], ours):
                 yield f"{name}: vs serial", sample, {"color": color, "marker": "o"}
-    equal = serving[serving.workload.isin(["fixed", "poisson"]) & (serving.requests == main.requests.iloc[0])]
+    equal = main[main.workload.isin(["fixed", "poisson"])]
     for name, runs in equal[equal.engine != "serial"].groupby("name"):
         ratio = runs.requests * runs.single_request_seconds / runs.total_seconds
-        style = {"color": colors.get(name, "black"), "marker": "s"}
+        style = {"color": colors[name], "marker": "s"}
         yield f"{name}: vs {main.requests.iloc[0]} × alone", ratio, style
 
 
 def _published_speedups() -> Iterable[marks.Row]:
     """The paper's at 32 requests: over concurrent instances, and over 32 times its single request."""
-    speedups = {p.label.removesuffix(", speedup"): p.value for p in paper("FL-F4a") if p.x == 32}
     for model, seconds in published_seconds().items():
-        if model in speedups:
-            yield f"paper, {model}: vs instances", [speedups[model]], marks.PAPER
-            yield f"paper, {model}: vs 32 × alone", [32 * seconds[1] / seconds[32]], marks.PAPER | {"mfc": "black"}
+        yield f"paper, {model}: vs instances", [printed("FL-F4a", f"{model}, speedup")[32]], marks.PAPER
+        yield f"paper, {model}: vs 32 × alone", [32 * seconds[1] / seconds[32]], marks.PAPER | {"mfc": "black"}
 
 
 def flover_timeline(

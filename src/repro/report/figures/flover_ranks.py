@@ -20,8 +20,8 @@ def ranks_name(run: pd.Series) -> str:
 
 
 def _rate(run: pd.Series) -> str:
-    """Of the links between nodes, where it is known."""
-    return "" if run.fabric == "the machine's own" else f" at {run.cluster_mbit_s:g} Mbit/s"
+    """Of the links between nodes, where they were shaped."""
+    return f" at {run.cluster_mbit_s:g} Mbit/s" if run.fabric == "shaped" else ""
 
 
 def flover_ranks(data: Data, *, longest: int | None = None) -> Drawing:

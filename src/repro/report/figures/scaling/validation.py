@@ -150,6 +150,8 @@ def scaling_plans(data: Data) -> Drawing:
     caption = f"{run.nodes * run.packages * run.gcds} processes in {run.nodes} nodes, on one machine; a GPT of 3.8 "
     caption += "million parameters. Colour: rate between nodes per rank. Filled: used to calibrate. Hollow: "
     caption += "predicted; the title counts these. Grey: within 15 %."
+    if (found.fabric != "shaped").any():
+        caption += " The network was NOT shaped to these rates."
     kinds = " and ".join(sorted(found.evidence.unique()))
     return Drawing(figure, f"{kinds} steps, modelled predictions", caption)
 

@@ -10,14 +10,17 @@ import pandas as pd
 from IPython.display import Markdown, display
 from pandas.io.formats.style import Styler
 
-from repro.report.figures.data import Data, where_recorded
+from repro.report.figures.data import Data, NothingToShow
 
 
 def show(table: Callable[..., pd.DataFrame | Styler], records: str | Path, **options: Any) -> None:
     """In a notebook: a table of the records of a folder, or what they lack for it."""
-    with where_recorded(), pd.option_context("display.max_colwidth", None):
-        shown = table(Data(records), **options)
-        display(Markdown(f"**{inspect.getdoc(table)}**"), shown)
+    try:
+        with pd.option_context("display.max_colwidth", None):
+            shown = table(Data(records), **options)
+            display(Markdown(f"**{inspect.getdoc(table)}**"), shown)
+    except NothingToShow as reason:
+        print(f"Nothing to show. {reason}")
 
 
 def rounded(table: pd.DataFrame, precision: int = 3) -> Styler:

@@ -11,17 +11,15 @@ from repro.report.figures import marks
 from repro.report.figures.base import HATCHES, MARKERS, PALETTE
 from repro.report.figures.zero.runs import MEASURED, PREDICTED
 
-# Colour, marker and hatch are of a family of plans.
-_FAMILIES = (
-    ("ddp", "zero1", "zero2", "zero3"),
-    ("hpz", "qwz", "qgz", "qgz_one_hop", "zeropp"),
-    ("hierarchical_fp", "hierarchical"),
-    ("best",),
-    ("mics", "hsdp", "hfsdp"),
-    ("deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_reshard", "fsdp2_hsdp"),
-)
-_NAMES = ("DDP, ZeRO", "ZeRO++ and its parts", "hierarchical", "search's best", "MiCS, HSDP", "DeepSpeed, FSDP2")
-_FAMILY = {plan: number for number, plans in enumerate(_FAMILIES) for plan in plans}
+_FAMILIES = {  # of plans, by name: each has a colour, a marker and a hatch
+    "DDP, ZeRO": ("ddp", "zero1", "zero2", "zero3"),
+    "ZeRO++ and its parts": ("hpz", "qwz", "qgz", "qgz_one_hop", "zeropp"),
+    "hierarchical": ("hierarchical_fp", "hierarchical"),
+    "search's best": ("best",),
+    "MiCS, HSDP": ("mics", "hsdp", "hfsdp"),
+    "DeepSpeed, FSDP2": ("deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_reshard", "fsdp2_hsdp"),
+}
+_FAMILY = {plan: number for number, plans in enumerate(_FAMILIES.values()) for plan in plans}
 TICK_MARK = {"color": "black", "markersize": 10, "markeredgewidth": 1.6}  # of a prediction
 
 
@@ -37,7 +35,7 @@ def look(plan: str) -> dict[str, Any]:
 
 def families(axes: Axes, plans: Collection[str]) -> None:
     """A name in the legend for each family of which there is a plan."""
-    for name, family in zip(_NAMES, _FAMILIES, strict=True):
+    for name, family in _FAMILIES.items():
         if set(family) & set(plans):
             axes.plot([], [], linestyle="", label=name, **look(family[0]))
 

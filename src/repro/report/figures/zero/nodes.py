@@ -11,8 +11,6 @@ from repro.claims.sample import Sample
 from repro.report.figures import marks
 from repro.report.figures.base import Drawing
 from repro.report.figures.data import Data, NothingToShow, paper
-from repro.report.figures.marks import log_axis, point
-from repro.report.figures.marks import said as words
 from repro.report.figures.zero.marks import color, look, note
 from repro.report.figures.zero.runs import (
     MEASURED,
@@ -51,7 +49,7 @@ def zero_scaling(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", 
     caption += f"Bars: medians of {marks.span(counts)} runs; hatched: compute. "
     if several:
         samples = _efficiencies(panels[0, 1], data, grown[grown.nodes > 1], medians, several)
-        told = [f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items()]
+        told = [f"{PLANS[plan]} {marks.said(sample)}" for plan, sample in samples.items()]
         caption += "Right: step time on the fewest nodes ÷ on more; dots are pairs of runs of the same occasion, "
         caption += "marks their mean, bars its 95 % interval. Measured on the most nodes: "
         caption += f"{', '.join(told) or 'no pair'}"
@@ -78,7 +76,7 @@ def _efficiencies(
     axes.axhline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1, label="paper, to 384 GCDs")
     axes.plot([], [], ":", color="grey", marker="o", fillstyle="none", label="bytes ÷ rates alone")
     axes.set(xlabel="nodes", ylabel="efficiency", ylim=(0, max(1.1, axes.get_ylim()[1])))
-    log_axis(axes.xaxis, sorted(runs.nodes.unique()))
+    marks.log_axis(axes.xaxis, sorted(runs.nodes.unique()))
     axes.margins(x=0.2)
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2, frameon=False, columnspacing=1)
     return found
@@ -88,7 +86,7 @@ def _efficiency(axes: Axes, data: Data, runs: pd.DataFrame, plan: str) -> Sample
     """Step of the fewest nodes over that of more, as the claims read it; returns the sample on the most nodes."""
     (fewest, first), *others = runs.groupby("nodes")
     samples = {nodes: paired(data, first, some) for nodes, some in others}
-    found = {fewest: 1.0} | {n: point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
+    found = {fewest: 1.0} | {n: marks.point(axes, n, s, **look(plan)) for n, s in samples.items() if s}
     axes.plot(list(found), list(found.values()), label=PLANS[plan] if len(found) > 1 else None, **look(plan))
     for nodes, value in list(found.items())[1:]:
         note(axes, f"{value:.2f}", nodes, value, "right")
@@ -136,13 +134,14 @@ def zero_order(data: Data, *, plans: Sequence[PlanName] = ("zero3", "zeropp", "h
     panels[0].set(xlabel="step of the one ÷ of the other (logarithmic)", xscale="log")
     low, high = panels[0].dataLim.intervalx
     panels[0].set_xlim(min(0.9, 0.9 * low), 1.7 * high)
-    log_axis(panels[0].xaxis, marks.round_ticks(*panels[0].get_xlim()))
+    marks.log_axis(panels[0].xaxis, marks.round_ticks(*panels[0].get_xlim()))
     fewest, most = runs.nodes.min(), runs.nodes.max()
     panels[1].axvline(paper("ZT-2")[0].value, color="black", linestyle="--", linewidth=1)
     panels[1].set(xlabel=f"efficiency: step on {fewest} nodes ÷ on {most}", xlim=(0, 1.15))
     first = runs.iloc[0]
+    network = rates(first) if first.fabric == "shaped" else training.network
     caption = f"{first.packages * first.gcds:g} processes a node, a GPT of {parameters(runs)}, "
-    caption += f"{micro_batches(training.batches[-1])} per step; {rates(first)}. Dots: pairs of runs of the same "
+    caption += f"{micro_batches(training.batches[-1])} per step; {network}. Dots: pairs of runs of the same "
     caption += (
         "occasion; marks: their mean, with its 95 % interval where there are as many occasions as a verdict takes."
     )

@@ -11,8 +11,7 @@ from repro.claims.sample import Sample
 from repro.experiments.zero_train import CHANGES
 from repro.report.figures.base import HATCHES, PALETTE, Drawing
 from repro.report.figures.data import Data, NothingToShow, paper
-from repro.report.figures.marks import ABOVE, CLEAR, log_axis, point, round_ticks, rows, span
-from repro.report.figures.marks import said as words
+from repro.report.figures.marks import ABOVE, CLEAR, log_axis, point, round_ticks, rows, said, span
 from repro.report.figures.zero.marks import TICK_MARK, color, families, look, note, times
 from repro.report.figures.zero.runs import (
     FIELDS,
@@ -146,27 +145,25 @@ def zero_rates(data: Data, *, plan: PlanName = "hierarchical", rivals: Sequence[
     shape = {"figsize": (9.5 if all(panels) else 5.5, 4.2), "width_ratios": [1.2, 1] if all(panels) else [1]}
     fig, axes = plt.subplots(1, sum(panels), squeeze=False, **shape)
     if several:
-        _over_rates(axes[0, 0], data, several, plan, rivals)
+        pairs = _over_rates(axes[0, 0], data, several, plan, rivals)
     if panels[1]:
         _without_levels(axes[0, -1], data, training.like(), flat, without)
     caption = f"{training.size()}, {training.network}. Dotted lines and ticks: predicted. Marks and bars: the mean "
     caption += "of pairs of runs of the same occasion; without such a pair nothing is drawn."
     if several:
-        caption += f" Pairs by rate: {_pairs(data, several, plan, rivals)}."
+        caption += f" Pairs by rate: {pairs}."
         caption += " Hollow: several micro-batches per step. The rates of all levels vary together, at fixed ratios."
     if panels[1]:
-        caption += f" Without levels (all links at {rate:g} Mbit/s): {said(without)}."
+        told = ", ".join(f"{PLANS[name]} {said(sample)}" for name, sample in without.items() if sample)
+        caption += f" Without levels (all links at {rate:g} Mbit/s): {told}."
     return Drawing(fig, f"{training.evidence}; dotted and ticks: modelled", caption)
-
-
-def said(samples: Mapping[str, Sample | None]) -> str:
-    """How many times faster than ZeRO-3 some plans are, with the runs behind it."""
-    return ", ".join(f"{PLANS[plan]} {words(sample)}" for plan, sample in samples.items() if sample)
 
 
 def _over_rates(
     axes: Axes, data: Data, by_count: Mapping[int, pd.DataFrame], plan: str, rivals: Sequence[PlanName]
-) -> None:
+) -> str:
+    """Returns how many pairs of runs a mark is the mean of: `6.25 Mbit/s 1, 25 Mbit/s 2 to 8`."""
+    pairs: dict[float, set[int]] = {}
     for (count, runs), filled in zip(by_count.items(), ("full", "none", "left"), strict=False):
         for rival in rivals:
             samples = {rate: faster(data, at, rival, plan) for rate, at in runs.groupby("cluster_mbit_s")}
@@ -175,22 +172,15 @@ def _over_rates(
             label = f"as {PLANS[rival]}, {micro_batches(count)}"
             axes.plot(list(found), list(found.values()), linewidth=1.5, fillstyle=filled, label=label, **look(rival))
             axes.plot(list(found), list(predicted.values()), linestyle=":", color=color(rival), linewidth=1)
+            for rate in found:
+                pairs.setdefault(rate, set()).add(len(samples[rate].values))
     axes.plot([], [], ":", color="grey", label="predicted")
     rates = {rate for runs in by_count.values() for rate in runs.cluster_mbit_s}
     log_axis(axes.xaxis, sorted(rates))
     axes.axhline(1, color="grey", linewidth=1)
     axes.set(xlabel="rate between nodes per rank (Mbit/s)", ylabel=f"{PLANS[plan]}: times as fast", ylim=(0, None))
     axes.legend(fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1.01), frameon=False)
-
-
-def _pairs(data: Data, by_count: Mapping[int, pd.DataFrame], plan: str, rivals: Sequence[str]) -> str:
-    """`6.25 Mbit/s 1, 25 Mbit/s 2 to 8`: how many pairs of runs a mark is the mean of."""
-    counts: dict[float, set[int]] = {}
-    for runs in by_count.values():
-        for rate, at in runs.groupby("cluster_mbit_s"):
-            samples = [faster(data, at, rival, plan) for rival in rivals]
-            counts.setdefault(rate, set()).update(len(sample.values) for sample in samples if sample)
-    return ", ".join(f"{rate:g} Mbit/s {span(each)}" for rate, each in sorted(counts.items()) if each)
+    return ", ".join(f"{rate:g} Mbit/s {span(each)}" for rate, each in sorted(pairs.items()))
 
 
 def _without_levels(
