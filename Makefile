@@ -63,7 +63,7 @@ test-others: $(READY)
 	nice env $(PYTEST) -m 'not box'
 
 replot: $(READY)
-	@$(BIN)/snakemake replot
+	@$(BIN)/snakemake --profile none replot
 	@$(BIN)/repro claims --results $$($(BIN)/python -c 'from repro.plan import config; print(config.load()[0].shipped)')
 	@echo "Report: $(CURDIR)/results/replot/report.html"
 
@@ -87,8 +87,10 @@ lint: $(READY)
 
 environment: $(READY)
 
-# pip keeps the torch that is installed, whatever the index.
+# pip keeps the torch that is installed, whatever the index. Programs of an environment name the path of its Python.
 same-index:
+	@[ ! -e $(BIN)/repro ] || [ -x "$$(sed -n '1s/^#!//p' $(BIN)/repro)" ] || \
+		{ echo "$(VENV) was moved or copied, or its Python is gone: rm -rf $(VENV) first" >&2; exit 1; }
 	@[ -z "$(TORCH_INDEX)" ] || [ ! -e $(VENV) ] || [ "$(TORCH_INDEX)" = "$$(cat $(INDEX) 2>/dev/null)" ] || \
 		{ echo "$(VENV) was not made with TORCH_INDEX=$(TORCH_INDEX): rm -rf $(VENV) first" >&2; exit 1; }
 

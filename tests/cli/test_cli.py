@@ -161,6 +161,19 @@ def test_a_relative_root_holds_for_programs_that_start_elsewhere(monkeypatch):
     assert os.environ["REPRO_ROOT"] == str(root)
 
 
+def test_in_a_checkout_with_code_of_its_own_that_of_another_is_refused(tmp_path, monkeypatch):
+    """As by the environment of a first clone in a second: what is edited there would not run."""
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/claims.yaml").touch()
+    (tmp_path / "src/repro").mkdir(parents=True)
+    monkeypatch.delenv("REPRO_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    said = call("schema", code=2)
+    assert "this is the code of" in said and f"{tmp_path.resolve()} has its own" in said
+    monkeypatch.setenv("REPRO_ROOT", str(tmp_path))
+    call("schema")
+
+
 def test_claims_of_a_file_of_ones_own_are_judged(tmp_path):
     """The shipped runs by a claim that this package does not have: its title, its tolerance, its verdict."""
     text = (paths.root() / "config/claims.yaml").read_text()

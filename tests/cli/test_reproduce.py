@@ -34,7 +34,8 @@ def call(*arguments):
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True)
 
 
-def test_it_runs_what_is_missing_and_says_so_in_a_few_lines(project):
+def test_it_runs_what_is_missing_and_says_so_in_a_few_lines(project, monkeypatch):
+    monkeypatch.setenv("SNAKEMAKE_PROFILE", "of_a_cluster")  # a user's own, for other work
     smoke_points(project, {"flover_queue": [{"grid": {"requests": [1, 2], "seeds": 2}}]})
     first = call("points", "--tier", "smoke")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -218,6 +219,23 @@ def test_a_failed_run_has_no_summary(project, monkeypatch, capsys, target, verbo
     said = capsys.readouterr()
     assert "Report:" not in said.out and "arXiv" not in said.out
     assert ("ended with code 7" in said.err) != verbose
+
+
+def test_points_without_numbers_are_told_at_the_end(project, make_record, capsys):
+    smoke_points(project, {"flover_queue": [{"grid": {"requests": [1, 2, 3], "seeds": 2}}]})
+    found = plan.make("smoke")
+    reproduction._tell_missing(found)
+    assert capsys.readouterr().out == ""
+    source = provenance.source_hash("repro.experiments.flover_queue")
+    nothing = {"metrics": {}, "evidence": None}
+    nothing["provenance"] = make_record().provenance.model_copy(update={"source_hash": source})
+    ends = [("failed", "oom"), ("skipped", "missing_hardware")]
+    for job, (status, cause) in zip(found.jobs[:2], ends, strict=True):
+        run = make_record(point=job.point.model_dump(), status=status, cause=cause, **nothing)
+        record.write(run, project / job.record)
+    reproduction._tell_missing(found)
+    said = capsys.readouterr().out
+    assert "1 of 3 points failed" in said and "1 of 3 points were skipped" in said
 
 
 def test_folders_are_shown_as_they_are_called(project, capsys):

@@ -269,6 +269,13 @@ def test_an_entry_of_an_experiment_that_is_gone_is_dropped(answers, capsys):
     assert "unknown experiment 'gone'" in capsys.readouterr().err and not journal.entries("results/x")
 
 
+def test_filters_that_a_user_has_set_for_squeue_hide_no_job(monkeypatch):
+    monkeypatch.setenv("SQUEUE_PARTITION", "another")
+    monkeypatch.setenv("SQUEUE_ALL", "1")
+    told = queue._said("env")
+    assert "SQUEUE_PARTITION" not in told and "SQUEUE_ALL=1" in told
+
+
 def test_the_accounting_is_asked_for_steps_once(answers):
     answers["sacct"] = [QueueError("Connection refused"), "0|COMPLETED|00:00:01|0:0||\n"]
     assert queue.step_reports("5") == {} and len(answers["sacct"]) == 1

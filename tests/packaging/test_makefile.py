@@ -47,6 +47,16 @@ def test_another_index_than_the_environments_is_refused(make, tmp_path, first):
     assert make(CUDA)[0] == 0
 
 
+def test_an_environment_that_was_moved_is_refused(make, tmp_path):
+    assert make()[0] == 0
+    program = tmp_path / ".venv/bin/repro"
+    program.write_text("#!/nowhere/.venv/bin/python\n")
+    code, said = make()
+    assert code and "rm -rf .venv first" in said
+    program.write_text("#!/bin/sh\n")  # as where the path has a blank
+    assert make()[0] == 0
+
+
 def test_tests_on_the_cluster_stand_where_make_collects_them():
     """Collecting all files to run these takes half a minute."""
     marked = {

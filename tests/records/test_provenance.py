@@ -91,6 +91,17 @@ def test_a_checkout_that_git_does_not_tell_of_counts_as_changed(tmp_path, monkey
     assert provenance.commit(tmp_path) == ("", True)
 
 
+def test_a_lock_that_an_editor_keeps_beside_a_configuration_is_none(project):
+    """Emacs's is a link to nothing: points lost their records to it."""
+
+    def found() -> str:
+        return provenance.collect("repro.experiments.flover_queue", provenance.now()).config_hash
+
+    before = found()
+    (project / "config/.#config.yaml").symlink_to("me@host.17:1")
+    assert found() == before
+
+
 def test_a_record_has_the_commit_that_ran(project, monkeypatch):
     """Not one made while it ran."""
     git(project, "init", "--quiet")

@@ -183,6 +183,21 @@ def test_a_hash_is_kept_and_a_file_that_was_cut_is_not_read(tree, tmp_path):
     assert tree(START) == first
 
 
+def test_what_editors_and_systems_leave_beside_the_code_is_no_code(tree, tmp_path):
+    """Locks of Emacs, which are links to nothing; macOS's half of a file; what Jupyter keeps of one."""
+    first = tree({"experiments/trial/__init__.py": "LIMIT = 3\n"})
+    folder = tmp_path / "experiments/trial"
+    for name in (".#run.py", ".#rows.toml"):
+        (folder / name).symlink_to("me@host.17:1")
+    (folder / "._run.py").write_bytes(b"\0\5\x16\7\xff")
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / ".ipynb_checkpoints/run-checkpoint.py").write_text("def run(): return 1\n")
+    (tmp_path / "source_hashes.json").unlink()
+    for cached in (source._module, source._files, source._kept, source._code_files):
+        cached.cache_clear()
+    assert source.source_hash("repro.experiments.trial") == first
+
+
 def test_does_not_depend_on_empty_fields():
     """Newer versions of Python have more of them (type_params), and print fewer."""
     code = ast.parse("def f(x):\n    return x\n").body[0]

@@ -44,7 +44,11 @@ RUN = Path(PLAN["results"]).name
 JOBS = {job["record"]: job for job in PLAN["jobs"]}
 ALLOCATIONS = {allocation["name"]: allocation for allocation in PLAN["allocations"]}
 MADE_BY = {record: name for name, allocation in ALLOCATIONS.items() for record in allocation["jobs"]}
-CLAIMS = ["config/claims.yaml", "config/explanations.yaml", *map(str, sorted(Path("data/published").glob("*.csv")))]
+CLAIMS = [
+    "config/claims.yaml",
+    "config/explanations.yaml",
+    *map(str, sorted(Path("data/published").glob("[!.]*.csv"))),
+]
 SLURM = PLAN["slurm"]  # None where points are local processes
 READ_HERE = not SLURM or SLURM["settings"]["readers"] == "driver"
 if SLURM and SLURM["missing"]:

@@ -39,7 +39,8 @@ def adapt_streams() -> None:
 
 
 def check_environment() -> None:
-    """Refuse to read our files, which are UTF-8, as something else. Python does so in the locales of old systems.
+    """Refuse to read our files, which are UTF-8, as something else (Python does so in the locales of old systems), and
+    to work in another checkout than that of this code.
     A `REPRO_ROOT` below the working directory holds for processes that are started in another one, too."""
     if root := os.environ.get("REPRO_ROOT"):
         os.environ["REPRO_ROOT"] = os.path.abspath(root)
@@ -49,6 +50,23 @@ def check_environment() -> None:
         said = ", ".join(f"{name} is {os.environ[name]!r}" for name in names if name in os.environ)
         with user_errors():
             raise ValueError(f"Python reads text as {found} here ({said}), and ours is UTF-8: set PYTHONUTF8=1")
+    with user_errors():
+        _refuse_other_checkout()
+
+
+def _refuse_other_checkout() -> None:
+    """ValueError where the working directory is in a checkout with code of its own, as by the environment of another
+    clone: edits there would do nothing, and records would name a commit that did not run. REPRO_ROOT says that it is
+    meant."""
+    own = Path(__file__).resolve().parents[3]
+    if os.environ.get("REPRO_ROOT") or not (own / "config/claims.yaml").exists():  # installed without a checkout
+        return
+    here = paths.root().resolve()
+    if here != own and (here / "src/repro").is_dir():
+        raise ValueError(
+            f"this is the code of {own}, and {here} has its own: run `make environment` there (if its .venv is a copy,"
+            f" remove that first) and use it, or set PYTHONPATH={here}/src; REPRO_ROOT={here} has this code work there"
+        )
 
 
 @contextlib.contextmanager

@@ -36,9 +36,9 @@ def explain(
         declared = explanations.load(claims)
         found = stored.collect(records_folder(results_folder(results)))
         print_problems(found.problems)
+        rows = registry.evaluate(claims if one is None else [one], found.records, found.problems)
         if one is not None:
-            return _show(explanations.tell(one, declared.get(one.id), found.records, found.problems))
-        rows = registry.evaluate(claims, found.records, found.problems)
+            return _show(explanations.tell(one, declared.get(one.id), found.records, rows[0]))
     said = []
     for row in rows:
         if row.kind == "claim" and row.agreement in explanations.OPEN:

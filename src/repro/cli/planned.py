@@ -28,7 +28,7 @@ def document(found: Plan) -> dict[str, Any]:
     of `repro.report` with what it uses (the catalogue of figures among it), what the report's page is made of, and the
     code of the experiments, by which records are of older code or not; and one of the shipped records, which stand beside
     those of a run."""
-    page = sorted(path for path in (figures.CATALOGUE.parents[1] / "page").iterdir() if path.suffix in _PAGE)
+    page = sorted(path for path in (figures.CATALOGUE.parents[1] / "page").glob("[!.]*") if path.suffix in _PAGE)
     modules = [f"repro.experiments.{name}" for name in experiments.names()]
     present = [code(module).encode() for module in modules for code in (provenance.source_hash, provenance.gpu_hash)]
     parts = (provenance.source_hash("repro.report"), provenance.file_hash(*page), provenance.digest(*present))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -55,8 +56,9 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
     log = paths.root() / found.results / "snakemake.log"
     with _alone(log) as output:
         _announce(found, target)
-        words = [sys.executable, "-m", "snakemake", "--config", f"tier={found.tier}", f"platform={found.platform}"]
-        words += [f"occasion={occasion}", "--", *_targets(found, target)]
+        words = [sys.executable, "-m", "snakemake", "--profile", "none"]  # SNAKEMAKE_PROFILE might submit to a cluster
+        words += ["--config", f"tier={found.tier}", f"platform={found.platform}", f"occasion={occasion}"]
+        words += ["--", *_targets(found, target)]
         streams: dict[str, Any] = {} if verbose else {"stdout": output, "stderr": subprocess.STDOUT}
         with whole.started(words, cwd=paths.root(), pass_fds=(output.fileno(),), **streams) as snakemake:
             if not verbose:
@@ -65,6 +67,7 @@ def run(found: Plan, target: str | None, verbose: bool, occasion: int = 1) -> in
     if not code:
         report = f"{found.results}/report.html"
         _summarise(found) if target in (None, "all", report) else _answer(found, _named(found, target) or target)
+        _tell_missing(found)
     elif not verbose:
         stderr.print(f"[bold red]Snakemake ended with code {code}[/]; the end of {escape(str(log))}:", soft_wrap=True)
         stderr.print(escape("\n".join(log.read_text(errors="replace").splitlines()[-15:])), soft_wrap=True)
@@ -301,6 +304,18 @@ def _answer(found: Plan, target: str) -> None:
     elif not shown:  # of all points, of a file, or of all figures of the shipped records
         where = "results/replot" if target == "replot" else found.results
         stdout.print(escape(f"Done: {paths.root() / where}"), soft_wrap=True)
+
+
+def _tell_missing(found: Plan) -> None:
+    """How many points left no numbers, which neither the exit code nor a table of claims says."""
+    states = Counter(plan.state(paths.root() / job.record)[0] for job in found.jobs)
+    where = escape(f"their records in {found.results}/records say why")
+    if count := states["failed"]:
+        told = f"[bold red]{count} of {len(found.jobs)} points failed[/]: {where}; the same command tries them again"
+        stdout.print(told, soft_wrap=True)
+    if count := states["skipped"]:
+        told = f"{count} of {len(found.jobs)} points were skipped: {where}; to run them, delete these"
+        stdout.print(told, soft_wrap=True)
 
 
 def _summarise(found: Plan) -> None:

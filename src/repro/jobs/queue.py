@@ -20,6 +20,8 @@ _LIVING = frozenset(
 _FOR_THE_MOMENT = "Unable to contact slurm|Socket timed out|Connection refused|no answer in|Zero Bytes were transmitted"
 _PAUSES_S = (1, 2, 5, 10, 20, 20)
 _NO_ACCOUNTING = "accounting storage is disabled|not on PATH"
+# Of squeue, which a user may have set: a job that they leave out would count as ended.
+_FILTERS = ("ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def _ask(*command: str) -> str:
 def _said(*command: str, timeout_s: float = 60) -> str:
     try:
         environment = os.environ | {"SLURM_TIME_FORMAT": "standard"}  # what `facts` reads, whatever the user prefers
+        for name in _FILTERS:
+            environment.pop(f"SQUEUE_{name}", None)
         found = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
     except FileNotFoundError as error:
         raise QueueError(f"{command[0]}: not on PATH; is this a node of a Slurm cluster?") from error

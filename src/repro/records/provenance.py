@@ -147,7 +147,7 @@ def collect(module: str, start: datetime, topology: str = "", ran_here: bool = T
         git_dirty=git_dirty,
         source_hash=source_hash(module),
         gpu_hash=_gpu_hash(module, names),
-        config_hash=file_hash(*sorted((paths.root() / "config").rglob("*.yaml"))),
+        config_hash=file_hash(*sorted((paths.root() / "config").rglob("[!.]*.yaml"))),  # no lock of an editor
         lock_hash=file_hash(paths.root() / "constraints.txt"),
         packages=versions(),
         **machine(),

@@ -118,10 +118,17 @@ def _find(name: str) -> list[tuple[str, Definition]]:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
+def _sources(*suffixes: str) -> list[Path]:
+    """The package's files of these kinds, sorted. Hidden files and folders, which editors, notebooks and macOS leave
+    beside them, hold no code, and some are links to nothing."""
+    found = (path for path in _SOURCE.rglob("*") if path.suffix in suffixes)
+    return sorted(path for path in found if "/." not in f"/{path.relative_to(_SOURCE).as_posix()}")
+
+
 @functools.cache
 def _files() -> dict[str, Path]:
     """Every module and package of `repro`. Python's own finder would import the packages above it, torch with them."""
-    files = {path: path.relative_to(_SOURCE).with_suffix("").parts for path in sorted(_SOURCE.rglob("*.py"))}
+    files = {path: path.relative_to(_SOURCE).with_suffix("").parts for path in _sources(".py")}
     return {".".join(("repro", *parts)).removesuffix(".__init__"): path for path, parts in files.items()}
 
 
@@ -139,7 +146,8 @@ def _module(name: str) -> Module:
 
 @functools.cache
 def _code_files(folder: Path) -> dict[str, str]:
-    return {path.name: digest(path.read_bytes()) for path in sorted(folder.iterdir()) if path.suffix in _CODE_FILES}
+    files = (path for path in sorted(folder.glob("[!.]*")) if path.suffix in _CODE_FILES)
+    return {path.name: digest(path.read_bytes()) for path in files}
 
 
 def _store() -> Path:
@@ -150,7 +158,7 @@ def _store() -> Path:
 def _kept() -> dict[str, Any]:
     """Hashes that this or an earlier process took of the same sources (parsing them takes a second), by module; beside
     them a digest of all sources. A file that cannot be used counts as not there."""
-    files = [path for path in sorted(_SOURCE.rglob("*")) if path.suffix in (".py", *_CODE_FILES)]
+    files = _sources(".py", *_CODE_FILES)
     sources = digest(*(part for path in files for part in (str(path).encode(), path.read_bytes())))
     with contextlib.suppress(OSError, ValueError, RecursionError):
         kept = json.loads(_store().read_text())
