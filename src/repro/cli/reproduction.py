@@ -314,7 +314,7 @@ def _tell_missing(found: Plan) -> None:
         told = f"[bold red]{count} of {len(found.jobs)} points failed[/]: {where}; the same command tries them again"
         stdout.print(told, soft_wrap=True)
     if count := states["skipped"]:
-        told = f"{count} of {len(found.jobs)} points were skipped: {where}; to run them, delete these"
+        told = f"{count} of {len(found.jobs)} points were skipped: {where}; without these records they run again"
         stdout.print(told, soft_wrap=True)
 
 
