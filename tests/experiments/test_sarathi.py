@@ -128,6 +128,19 @@ def test_bubbles_at_a_small_size():
     assert found.bubble_reduction > 0 and 0 < found.chunked_bubble_fraction < 1
 
 
+def test_a_pipeline_whose_stages_never_wait_has_no_ratio_to_tell():
+    sizes = {"draws": 2, "stages": 2, "requests": 1, "chunk": 8, "longest": 2}
+    with pytest.raises(ValueError, match="requests is 1, chunk 8: no stage waits for another"):
+        bubbles.run(BubblesPoint(**sizes, shortest=2, prompt_per_output=1))
+    with pytest.raises(ValidationError, match="stages"):
+        BubblesPoint(stages=1)
+
+
+def test_every_prompt_has_a_token_however_short():
+    sizes = {"draws": 2, "stages": 2, "requests": 9, "chunk": 8, "shortest": 2, "longest": 4, "slots": 2}
+    assert bubbles.run(BubblesPoint(**sizes, prompt_per_output=0.1)).metrics.speedup > 0
+
+
 def test_what_nobody_told_is_drawn_alike_by_the_same_seed():
     drawn, again, other = (bubbles._chosen(BubblesPoint(draws=12, seed=seed)) for seed in (0, 0, 1))
     assert drawn.equals(again) and not drawn.equals(other)
