@@ -297,6 +297,12 @@ def test_wrappers_of_torch_leave_no_mark_on_names_and_lose_no_buffer(tmp_path):
     assert not torch.equal(saved["0.1.norm.running_var"], torch.ones(4))
 
 
+def test_a_folder_of_a_number_that_is_no_step_is_not_ours(tmp_path):
+    for number in (7, 2**63 - 1, 2**63):
+        (tmp_path / f"step-{number:08d}").mkdir()
+    assert checkpoint.steps(tmp_path) == [7, 2**63 - 1]
+
+
 # --- kills ---
 
 

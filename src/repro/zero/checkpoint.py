@@ -37,6 +37,7 @@ from repro.zero.checkpoint_files import (
 from repro.zero.engine import ZeroOptimizer
 
 T = TypeVar("T")
+STEPS = 2**63  # are below
 
 
 def save(
@@ -160,7 +161,7 @@ def _gathered(value: T) -> list[T]:
 
 
 def _named(folder: Path, step: int, prefix: str = "") -> Path:
-    if type(step) is not int or not 0 <= step < 2**63:
+    if type(step) is not int or not 0 <= step < STEPS:
         raise ValueError(f"step is {step!r}, allowed: whole numbers from 0 on")
     return folder / f"{prefix}step-{step:08d}"
 
@@ -170,8 +171,9 @@ def _folders(folder: Path, prefix: str) -> dict[int, Path]:
     found = {}
     for path in folder.glob(f"{prefix}step-*"):
         name = re.fullmatch(r"\.?step-([0-9]{8,19})", path.name)
-        if name and path == _named(folder, int(name[1]), prefix) and path.is_dir() and not path.is_symlink():
-            found[int(name[1])] = path
+        step = int(name[1]) if name else STEPS
+        if step < STEPS and path == _named(folder, step, prefix) and path.is_dir() and not path.is_symlink():
+            found[step] = path
     return found
 
 
