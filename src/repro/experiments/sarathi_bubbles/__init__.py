@@ -22,7 +22,7 @@ class BubblesPoint(Point):
     """Requests that are all there at the start. Each has `shortest` to `longest` tokens, drawn uniformly; its prompt is
     `prompt_per_output` times as long as its answer. There are `stages` micro-batches of up to `slots` requests each."""
 
-    stages: int = Field(8, ge=1, le=96)
+    stages: int = Field(8, ge=2, le=96, description="one would wait for nobody")
     gpus: int = Field(8, ge=1, description="of a stage: one node")
     slots: int = Field(16, ge=1)
     chunk: int = Field(0, ge=0, description="tokens of a pass, those that are decoded included; 0: drawn")

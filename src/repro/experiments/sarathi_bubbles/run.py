@@ -61,9 +61,12 @@ def _one(point: BubblesPoint, machine: Machine, draw: int) -> dict[str, float]:
     to the next is left out (it delays whole prompts and chunks alike, per token)."""
     times, generator = serving.PredictedTimes(GPT3, machine, draw), np.random.default_rng([point.seed, draw])
     tokens = generator.integers(point.shortest, point.longest, point.requests, endpoint=True)
-    answers = np.maximum(1, np.round(tokens / (1 + point.prompt_per_output))).astype(int)
+    # A prompt and an answer have a token at least.
+    answers = np.round(tokens / (1 + point.prompt_per_output)).clip(1, tokens - 1).astype(int)
     shapes = [RequestShape(0.0, int(n - answer), int(answer)) for n, answer in zip(tokens, answers, strict=True)]
     whole, chunked = (Pipeline(point.stages, point.slots, chunk).run(shapes, times) for chunk in (0, point.chunk))
+    if not chunked.idle_s.sum():
+        raise ValueError(f"requests is {point.requests}, chunk {point.chunk}: no stage waits for another, so no ratio")
     return {
         "whole_total_seconds": whole.total_seconds,
         "chunked_total_seconds": chunked.total_seconds,
