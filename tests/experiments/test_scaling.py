@@ -103,6 +103,8 @@ def test_the_map_says_where_nothing_fits():
     assert len(table) == len(FACTORS) * len(MEMORIES_GB)
     assert (table[table.memory_gb == 16].plan == "none fits").all()
     assert set(table.plan) <= {*PLANS, "none fits"}
+    with pytest.raises(ValueError, match="most_ranks is 64, a node of gb200-nvl72 alone has 72"):
+        run("scaling_map", over="size_ranks", hardware="gb200-nvl72", most_ranks=64)
 
 
 def test_tokens_of_a_gpu_are_drawn_alike_by_the_same_seed():

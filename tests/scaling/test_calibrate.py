@@ -1,5 +1,7 @@
 """Calibration finds how much slower the processors are than they were probed, and leaves links alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from repro import scaling
@@ -57,3 +59,10 @@ def test_links_keep_their_rates():
     assert slower.quantize_values_per_s == probed.quantize_values_per_s / 1.5
     with pytest.raises(ValueError, match="no observations"):
         scaling.calibrate([])
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_step_that_took_no_time_is_refused(seconds):
+    (good,) = observations(25, ["zero3"])
+    with pytest.raises(ValueError, match=f"step of zero3: seconds is {seconds}, allowed: above 0"):
+        replace(good, seconds=seconds)

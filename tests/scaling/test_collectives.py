@@ -314,5 +314,8 @@ def test_wrong_requests_are_refused():
         scaling.seconds("all_gather", 1, net, "ring", levels=["package", "cluster"])
     with pytest.raises(ValueError, match="rack"):
         scaling.seconds("all_gather", 1, net, "ring", levels=["rack"])
+    for nbytes in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"nbytes is {nbytes}, allowed: 0 and more"):
+            scaling.seconds("all_gather", nbytes, net)
     with pytest.raises(ValueError, match="begin at 0"):
         network.Links(1, (network.Protocol(0.0, 1.0, 5),))

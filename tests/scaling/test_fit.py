@@ -175,6 +175,23 @@ def test_eight_links_about_as_fast_as_the_level_inside_are_found_from_their_nomi
     assert fit.fit(table, model).values()["cluster.bytes_per_s.0"] > 1.2 * truth["cluster.bytes_per_s.0"]
 
 
+@pytest.mark.parametrize("named", [{"links": {"nodes": 8}}, {"nominal": {"clusters": 5e10}}, {"levels": ()}])
+def test_a_model_of_levels_that_it_does_not_have_is_refused(named):
+    """Ranks would have had a NIC each."""
+    with pytest.raises(ValueError, match=r"levels are \(.*allowed are the levels"):
+        Model(**named)
+
+
+def test_tables_that_nothing_can_be_fitted_to_are_refused():
+    table = measurements(shapes=((2, 2),))
+    with pytest.raises(ValueError, match="no rows"):
+        fit.fit(table[:0], MODEL)
+    with pytest.raises(ValueError, match=r"sizes of 2 levels, \(2, 2\), the model package, node, cluster"):
+        fit.fit(table, replace(MODEL, levels=("package", "node", "cluster")))
+    with pytest.raises(ValueError, match="1 machine shape in the table: needed are two"):
+        fit.choose(table, MODEL, [65536.0])
+
+
 def test_what_a_further_rank_costs_is_fitted_to_all_to_alls():
     model = Model(nccl=True, peers=True)
     truth = {"overhead_s": 4e-6, "node.bytes_per_s.0": 2e11, "cluster.bytes_per_s.0": 2e10, "peer_s": 2e-6}
@@ -198,12 +215,12 @@ def nccl_times(model, values, shapes, kind="all_reduce"):
 
 
 def test_nccls_reckoning_by_hand():
-    """A ring of 4 by Simple: 8.4 us, six hops of 3.4 us, and 2 x 3/4 of the bytes. LL carries half as fast."""
+    """A ring of 4 by Simple: 8.4 us, six hops of 3.4 us, and 2 x 3/4 of the bytes. LL carries half as fast, up to 87.7 GB/s."""
     topology = Topology((Level("node", 4),))
-    ll, _, simple = (net for net, names in nccl.networks(topology, [1], [3e11], 1e-6) if "ring" in names)
-    large = 1e-6 + 8.4e-6 + 6 * 3.4e-6 + 1.5e8 / 3e11
+    ll, _, simple = (net for net, names in nccl.networks(topology, [1], [1e11], 1e-6) if "ring" in names)
+    large = 1e-6 + 8.4e-6 + 6 * 3.4e-6 + 1.5e8 / 1e11
     assert collectives.seconds("all_reduce", 1e8, simple, "ring") == pytest.approx(large)
-    small = 1e-6 + 6.6e-6 + 6 * 0.6e-6 + 1.5e3 / 1.5e11
+    small = 1e-6 + 6.6e-6 + 6 * 0.6e-6 + 1.5e3 / 5e10
     assert collectives.seconds("all_reduce", 1e3, ll, "ring") == pytest.approx(small)
     assert collectives.fastest("all_reduce", 1e8, [(ll, ["ring"]), (simple, ["ring"])]) == pytest.approx(large)
 
@@ -216,6 +233,67 @@ def test_trees_have_their_own_share_and_that_of_their_protocol(nodes, ll128):
     for level, rate in ((0, 1e11), (1, 1e10)):
         shares = [net.links[level].protocols[0].bytes_per_s / rate for net in found]
         assert shares == pytest.approx([0.92 / 3.8, ll128, 0.92])
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (64, (1, 1, 0.9)),
+        (2**10, (0.9, 1, 0.9)),
+        (2**18, (0.4, 0.6, 0.5)),
+        (2**19, (0.4, 0.6, 0.5)),
+        (2**24, (0.9, 0.9, 0.7)),
+        (2**28, (1, 1, 0.9)),
+        (2**29, (1, 1, 1)),
+        (2**33, (1, 1, 1)),
+        (2**22.5, (0.75, 0.85, 0.75)),
+        (0, (1, 1, 0.9)),
+    ],
+)
+def test_trees_of_medium_size_are_slower_as_in_nccls_table(nbytes, expected):
+    """By LL, LL128 and Simple. Between the sizes of the table along a line; rings have none."""
+    topology = Topology((Level("node", 4), Level("cluster", 16)))
+    found = nccl.networks(topology, [1, 4], [1e11, 1e10])
+    for name, shares in (("tree", expected), ("ring", (1, 1, 1))):
+        hops = [net.links[level].protocols[0] for net, names in found if name in names for level in (0, 1)]
+        assert [hop.rate(nbytes) / hop.bytes_per_s for hop in hops] == pytest.approx(
+            [x for x in shares for _ in (0, 1)]
+        )
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 16, 64, 256])
+def test_a_larger_all_reduce_takes_no_less_time_whatever_nccl_chooses(nodes):
+    """Steps between the table's sizes would let 15 % more bytes take 15 % less time. On some numbers of ranks 2 % is left:
+    a hop waits for a chunk at the same rate, and a chunk does not grow."""
+    choices = nccl.networks(Topology((Level("node", 8), Level("cluster", nodes))), [1, 4], [2e11, 1.1e10], 8e-6)
+    times = np.array([collectives.fastest("all_reduce", n, choices) for n in np.geomspace(1e3, 1e9, 250)])
+    assert (times > 0.98 * np.maximum.accumulate(times)).all()
+    by_name = {
+        n: min((collectives.seconds("all_reduce", n, net, each), each) for net, names in choices for each in names[:1])[
+            1
+        ]
+        for n in (1e3, 1e10)
+    }
+    assert by_name == {1e3: "tree", 1e10: "tree" if nodes == 2 else "ring"}
+
+
+@pytest.mark.parametrize(("nodes", "at_most"), [(1, 87.7e9), (2, 39e9), (3, 20.4e9), (64, 20.4e9)])
+def test_ll_has_a_limit_out_of_a_node_however_fast_the_links_are(nodes, at_most):
+    topology = Topology((Level("node", 4), Level("cluster", nodes)))
+    found = nccl.networks(topology, [1, 4], [np.array([1e12, 1e9])] * 2)
+    ring, tree = (found[i][0].links[nodes > 1] for i in (0, 3))
+    assert ring.count * ring.protocols[0].bytes_per_s == pytest.approx([at_most, ring.count * 0.5e9])
+    assert tree.count * tree.protocols[0].bytes_per_s == pytest.approx([at_most, tree.count * 0.92e9 / 3.8])
+
+
+def test_without_ll128_between_nodes_it_still_runs_on_one():
+    """Alps: the NIC is behind the processor."""
+    assert not published.alps().model.ll128 and published.leonardo().model.ll128
+    values = {"node.bytes_per_s.0": 1e11, "cluster.bytes_per_s.0": 2e10, "overhead_s": 0.0}
+    for nodes, expected in ((1, 6), (2, 4)):
+        model = Model(nccl=True, ll128=False)
+        chunks = [net.links[0].protocols[0].chunk_bytes for net, _ in model.choices(values, (4, nodes))]
+        assert len(chunks) == expected and (576e3 in chunks) == (nodes == 1)
 
 
 def test_published_slingshot_is_predicted_on_machines_that_were_not_fitted():

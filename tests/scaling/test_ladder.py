@@ -92,3 +92,10 @@ def test_combinations_of_choices_stand_by_the_share_of_their_draws(sampled):
     assert best.of_reached == pytest.approx(same.reached.sum() / sampled.reached.sum())
     alone = ladder.sets(sampled)
     assert best.share > alone[alone.choice.isin(names)].share.max(), "together they decide more than each alone"
+
+
+@pytest.mark.parametrize("tokens", [0, 3000])
+def test_tokens_that_are_no_whole_sequences_are_refused(tokens):
+    """Of 3000 tokens 2048 would have been predicted."""
+    with pytest.raises(ValueError, match=f"tokens is {tokens}, allowed: 1 to 2048, and multiples"):
+        ladder.Setting(tokens=tokens)

@@ -306,6 +306,8 @@ def test_what_is_no_record_of_a_probe_is_refused(saved, experiment, status):
         measured_files.read_probe(path)
     with pytest.raises(ValueError, match=r"output.txt: not JSON"):
         measured_files.read_probe(saved(NCCL))
+    with pytest.raises(ValueError, match=r"output.txt: a list, allowed is the record"):
+        measured_files.read_probe(saved("[]"))
 
 
 CSV = "source,collective,algorithm,nodes,ranks_per_node,nbytes,seconds\nbox,all_gather,,2,8,1024,1e-5\n"

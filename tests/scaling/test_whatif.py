@@ -1,5 +1,7 @@
 """Machines, sweeps, what decides, where plans cross."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,6 +29,20 @@ def test_frontiers_levels_are_those_of_the_paper():
     assert topology.mesh_shape == (48, 4, 2)
     rates = np.array([level.bytes_per_s for level in topology.levels])
     assert rates / rates[-1] == pytest.approx([16, 4, 1])  # 200 : 50 : 12.5 GB/s
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 48), (2, 0, 0), (2, -1, 0)])
+def test_only_the_outermost_tier_takes_its_size_from_the_caller(sizes):
+    """48 nodes would have been predicted whatever was asked for, or nodes of as many packages."""
+    tiers = tuple(replace(tier, size=size) for tier, size in zip(FRONTIER.tiers, sizes, strict=True))
+    with pytest.raises(ValueError, match=r"tiers have sizes \[2, .*0 for the last one"):
+        replace(FRONTIER, tiers=tiers)
+
+
+@pytest.mark.parametrize("parameters", [-1e9, 0, float("nan")])
+def test_a_gpt_without_parameters_is_refused(parameters):
+    with pytest.raises(ValueError, match=f"parameters is {parameters}, allowed: above 0"):
+        scaling.gpt(parameters)
 
 
 def test_parameters_stay_in_their_intervals():

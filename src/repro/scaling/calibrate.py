@@ -4,6 +4,7 @@ A probe times messages in a loop that does nothing else; in a training step they
 factors of `slowed` make up for that. Links keep their rates.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ DIFFERENCE = 0.01  # of a log factor
 @dataclass(frozen=True, eq=False)
 class Observation:
     """A measured step of `plan` on `machine`, as probed or as known. `compute_s`: of its forwards and backwards alone,
-    where that was measured too."""
+    where that was measured too. ValueError unless `seconds` is above 0 and finite."""
 
     plan: Plan
     config: GPTConfig
@@ -35,6 +36,10 @@ class Observation:
     micro_batch: int = 1
     accumulation: int = 1
     compute_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"step of {self.plan.name}: seconds is {self.seconds}, allowed: above 0, and finite")
 
     def predicted(self, factors: Mapping[str, float]) -> Value:
         """Seconds of the step on the `slowed` machine."""

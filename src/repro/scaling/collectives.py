@@ -29,10 +29,12 @@ def seconds(
     channels    rings that run side by side; default: as many as the level with the most links has
 
     ValueError for an unknown kind, an algorithm that the collective lacks or that cannot run in this group
-    (`algorithms.possible`), and levels that are unknown or not consecutive.
+    (`algorithms.possible`), levels that are unknown or not consecutive, and bytes that are no finite number from 0 on.
     """
     if kind not in ALGORITHMS:
         raise ValueError(f"collective {kind!r} is not known, allowed: {', '.join(ALGORITHMS)}")
+    if not 0 <= nbytes < math.inf:
+        raise ValueError(f"nbytes is {nbytes}, allowed: 0 and more, and finite")
     first, last = _range(network, levels)
     sizes = [level.size for level in network.topology.levels]
     counts = tuple(links.count for links in network.links[first : last + 1])
@@ -102,13 +104,14 @@ def _evaluate(found: Sequence[Stage], nbytes: float, network: Network, first: in
                 links = network.links[level]
                 switch = links.in_network if level - first in stage.switched else None
                 protocol = switch or links.protocol(stage.message * nbytes)
+                rate = protocol.rate(nbytes)
                 working = working + hops * protocol.latency_s
                 chunk = 0.0  # the others follow it through all hops at once
                 if stage.pipelined and not switch:
                     chunk = min(protocol.chunk_bytes, stage.message * nbytes)
-                    filling = filling + hops * chunk / protocol.bytes_per_s
-                busy = np.maximum(busy, load * (nbytes - chunk / stage.message) / protocol.bytes_per_s)
-                least = np.maximum(least, load * nbytes / protocol.bytes_per_s)
+                    filling = filling + hops * chunk / rate
+                busy = np.maximum(busy, load * (nbytes - chunk / stage.message) / rate)
+                least = np.maximum(least, load * nbytes / rate)
         draining = draining + stage.rounds * np.maximum(filling + busy, least)
         moved = stage.sent * network.topology.world_size / network.host_bytes_per_s
         working = working + stage.rounds * stage.peers * network.peer_s

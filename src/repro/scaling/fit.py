@@ -41,9 +41,14 @@ class Model:
     nccl         NCCL's latencies, protocols and choice (`repro.scaling.nccl`) instead of fitted ones and `algorithms`:
                  fit the rates of the links, the overhead, and how many times NCCL's latencies those between nodes are.
                  The innermost level is NVLink
+    ll128        with `nccl`: LL128 runs between nodes. NCCL asks for GPUs and NICs on the same PCIe switches (a path of
+                 PXB at most); on Hopper a NIC may also be reached through another GPU (PXN), and from 2.27 on be behind
+                 the processor (P2C), as on GH200
     nominal      by level, bytes per second of one link by its data sheet: its search begins at half of that. Default: at
                  the highest rate of the table, which several links reach together. From there a level that is about as
                  fast as the one inside it may not be found, as no time depends on it
+
+    ValueError for no levels, and where `links` or `nominal` name another one.
     """
 
     levels: tuple[str, ...] = ("node", "cluster")
@@ -54,7 +59,13 @@ class Model:
     reduces: bool = False
     host: bool = False
     nccl: bool = False
+    ll128: bool = True
     nominal: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for what, named in (("links", self.links), ("nominal", self.nominal)):
+            if not self.levels or not named.keys() <= set(self.levels):
+                raise ValueError(f"levels are {self.levels}, {what} are of {tuple(named)}: allowed are the levels")
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +87,7 @@ class Model:
         topology = Topology(tuple(map(Level, self.levels, sizes)))
         rates = [values[f"{level}.bytes_per_s.0"] for level in self.levels]
         rest = {name: values[name] for name in ("network_latency", "peer_s") if name in values}
-        return nccl.networks(topology, self._counts(sizes), rates, values["overhead_s"], **rest)
+        return nccl.networks(topology, self._counts(sizes), rates, values["overhead_s"], ll128=self.ll128, **rest)
 
     def network(self, values: Mapping[str, Value], sizes: Sequence[int]) -> Network:
         """The network with levels of these `sizes` and the parameters `values`, by name. ValueError for `nccl`, which
@@ -137,8 +148,11 @@ def fit(measured: pd.DataFrame, model: Model = Model()) -> Fit:
 
     In place of nodes and ranks_per_node it may have `sizes` (a tuple, of the model's levels), and `hop` (names of the
     levels that a group spans; None: all). `scale`: rate of the links in a row over the fitted rate (default 1), for a
-    network that was set to several rates. ValueError when an algorithm of the table has no counterpart in the model.
+    network that was set to several rates. ValueError for no rows, for rows of other levels than the model's, and when
+    an algorithm of the table has no counterpart in the model.
     """
+    if measured.empty:
+        raise ValueError("no measured times to fit: the table has no rows")
     if unknown := sorted(set(measured.algorithm) - ({""} if model.nccl else set(model.algorithms))):
         known = "none of NCCL's" if model.nccl else ", ".join(map(repr, model.algorithms))
         raise ValueError(f"algorithm {unknown[0]!r} of the table has no counterpart in the model, known: {known}")
@@ -168,12 +182,14 @@ def error_quantiles(log_errors: Sequence[float] | pd.Series, at: Sequence[float]
 def choose(measured: pd.DataFrame, model: Model, candidates: Sequence[float], at_most: int = 2) -> pd.DataFrame:
     """Compare protocol switches by cross-validation: each machine shape in turn is left out of the fit and predicted. A
     row for each choice of up to `at_most` of `candidates` (message bytes), the best first: `switches`, and
-    `error_median` and `error_p90` on the shapes left out."""
+    `error_median` and `error_p90` on the shapes left out. ValueError for a table of one shape."""
     measured = shaped(measured, model)
     groups = measured.groupby(SHAPE).ngroup()
+    if groups.nunique() < 2:
+        raise ValueError(f"{groups.nunique()} machine shape in the table: needed are two, to leave one out")
     rows = []
     for count in range(at_most + 1):
-        for switches in itertools.combinations(sorted(candidates), count):
+        for switches in itertools.combinations(sorted(set(candidates)), count):
             tried = replace(model, switches=switches)
             fits = [(fit(measured[groups != g], tried), measured[groups == g]) for g in groups.unique()]
             left_out = [predict(found, others).log_error for found, others in fits]
@@ -225,6 +241,8 @@ def shaped(measured: pd.DataFrame, model: Model) -> pd.DataFrame:
         if len(columns) == 1 and (table.ranks_per_node > 1).any():
             raise ValueError(f"the table has several ranks a node, the model only the level {model.levels[0]}")
         table["sizes"] = list(zip(*columns, strict=True))
+    if wrong := next((sizes for sizes in table.sizes if len(sizes) != len(model.levels)), None):
+        raise ValueError(f"the table has sizes of {len(wrong)} levels, {wrong}, the model {', '.join(model.levels)}")
     return table.assign(**{name: value for name, value in (("hop", None), ("scale", 1.0)) if name not in table})
 
 

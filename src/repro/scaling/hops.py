@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class _Alone(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _alone(network: Network) -> _Alone:
-    def every(**change: float) -> tuple[Links, ...]:
+    def every(**change: Any) -> tuple[Links, ...]:
         return tuple(
             replace(links, protocols=tuple(replace(each, **change) for each in links.protocols))
             for links in network.links

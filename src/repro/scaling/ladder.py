@@ -52,14 +52,19 @@ TARGETS = {
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """How the paper's run may have been made. `tokens`: of a GCD and micro-batch; `fixed`: parameters of the machine, as
-    of `Hardware.at`, the others at their likely values."""
+    """How the paper's run may have been made. `tokens`: of a GCD and micro-batch, one sequence or several of `SEQ_LEN`;
+    `fixed`: parameters of the machine, as of `Hardware.at`, the others at their likely values. ValueError for other
+    tokens."""
 
     hardware: str = "frontier"
     tokens: int = SEQ_LEN
     accumulation: int = 1
     assumed: Assumptions = field(default_factory=Assumptions)
     fixed: Mapping[str, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or (self.tokens > SEQ_LEN and self.tokens % SEQ_LEN):
+            raise ValueError(f"tokens is {self.tokens}, allowed: 1 to {SEQ_LEN}, and multiples of {SEQ_LEN}")
 
     def numbers(self) -> dict[str, Value]:
         """The numbers of `TARGETS`; [draws] where something is. Efficiency is against `BASE_NODES`."""

@@ -84,6 +84,8 @@ class Hardware:
     overlap        share of the compute behind which messages can hide
     channels       rings side by side; 0: one per link
     values         parameters that `at` fixed, by name
+
+    ValueError unless the outermost tier, and no other, leaves its size open.
     """
 
     name: str
@@ -97,6 +99,11 @@ class Hardware:
     overlap: Interval
     channels: int = 0
     values: Mapping[str, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = [tier.size for tier in self.tiers]
+        if not sizes or sizes[-1] or min(sizes[:-1], default=1) < 1:
+            raise ValueError(f"{self.name}: tiers have sizes {sizes}, allowed: 0 for the last one, else at least 1")
 
     def intervals(self) -> dict[str, Interval]:
         """The uncertain parameters by name."""

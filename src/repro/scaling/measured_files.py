@@ -81,6 +81,8 @@ def read_probe(path: str | Path) -> pd.DataFrame:
         record = json.loads(Path(path).read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{path}: a {type(record).__name__}, allowed is the record of an experiment")
     if record.get("experiment") != "fabric_probe" or record.get("status") != "ok":
         found = f"{record.get('experiment')!r} with status {record.get('status')!r}"
         raise ValueError(f"{path}: experiment is {found}, allowed is 'fabric_probe' with status 'ok'")

@@ -25,12 +25,22 @@ class Protocol:
 
     chunk_bytes   of a message that crosses several hops, what a rank must have before it sends it on. The default is
                   NCCL's and RCCL's for large messages: a buffer of 4 MiB in eight steps
+    shares        of the rate, for a whole tensor of 64 B, of 128 B and so on; larger ones have the last. Between these
+                  sizes along a line over the logarithm. Default: all of it at every size
     """
 
     latency_s: Value
     bytes_per_s: Value
     from_bytes: float = 0.0
     chunk_bytes: float = 2.0**19
+    shares: tuple[float, ...] = ()
+
+    def rate(self, tensor_bytes: float) -> Value:
+        """Bytes per second of one link while a tensor of so many bytes is sent."""
+        if not self.shares:
+            return self.bytes_per_s
+        doublings = math.log2(max(tensor_bytes, 64.0) / 64)
+        return float(np.interp(doublings, range(len(self.shares)), self.shares)) * self.bytes_per_s
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,8 +125,10 @@ def slingshot11() -> Study:
 
 
 def alps() -> Study:
-    """Up to 16 nodes of four GH200 are fitted; 32 to 512 predicted."""
-    return _gpu_nodes("alps", {"node": 450e9, "cluster": 25e9}, 64)
+    """Up to 16 nodes of four GH200 are fitted; 32 to 512 predicted. The NICs are behind the processor, and the runs are
+    older than NCCL 2.27: no LL128 between nodes."""
+    study = _gpu_nodes("alps", {"node": 450e9, "cluster": 25e9}, 64)
+    return replace(study, model=replace(study.model, ll128=False))
 
 
 def leonardo() -> Study:

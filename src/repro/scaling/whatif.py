@@ -31,7 +31,9 @@ TIE = 1.01
 
 def gpt(parameters: float, seq_len: int = 2048, vocab: int = 50432) -> GPTConfig:
     """A GPT of about so many parameters, with checkpointing, heads 128 wide, and a hidden size near 128 times its
-    number of layers (as GPT-3's sizes are)."""
+    number of layers (as GPT-3's sizes are). ValueError for no parameters."""
+    if not 0 < parameters < math.inf:
+        raise ValueError(f"parameters is {parameters}, allowed: above 0, and finite")
     layers = max(2, round((parameters / (12 * 128**2)) ** (1 / 3)))
     wanted = math.sqrt(max(parameters - 2 * vocab * 128 * layers, parameters / 3) / (12 * layers))
     hidden = max(128, 128 * round(wanted / 128))

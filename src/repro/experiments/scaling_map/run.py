@@ -50,6 +50,8 @@ def _network_memory(point: ScalingMap, machine: scaling.Hardware) -> pd.DataFram
 
 def _size_ranks(point: ScalingMap, machine: scaling.Hardware) -> pd.DataFrame:
     per_node = machine.topology(1).world_size
+    if point.most_ranks < per_node:
+        raise ValueError(f"most_ranks is {point.most_ranks}, a node of {point.hardware} alone has {per_node}")
     nodes = [2**k for k in range(30) if per_node <= per_node * 2**k <= point.most_ranks]
     models = [scaling.gpt(parameters) for parameters in PARAMETERS]
     swept = scaling.sweep(
