@@ -53,7 +53,8 @@ class Communicator:
         if device != "cpu":
             init_device_mesh(device, (topology.world_size,))  # takes the GPU of LOCAL_RANK where none is current yet
         # The groups of `init_device_mesh` have torch's own time-out, whatever that of the default process group is.
-        self._patience = everybody._get_backend(torch.device(device)).options._timeout
+        options = everybody._get_backend(torch.device(device)).options  # None of a fake one, which waits for nobody
+        self._patience = options and options._timeout
         self._unlabelled_tags = self._tags(_UNLABELLED, 0)
         self._of_thread = threading.local()  # `running`: the collective that it is at
 
