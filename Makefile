@@ -46,7 +46,7 @@ smoke: announce $(READY)
 # What will happen, before anything is installed. Minutes and disk as measured (docs/log.md).
 announce:
 	@[ -f $(READY) ] || echo "1. environment in $(VENV): 2 minutes, 2.6 GB with a CPU build of torch, 6.7 GB with CUDA (README: TORCH_INDEX)"
-	@[ -f $(READY) ] || echo "2. points: 13 minutes on 2 cores, 3 for make smoke   3. figures, verdicts, report.html: 1 minute"
+	@[ -f $(READY) ] || echo "2. points: 15 minutes on 2 cores, 3 for make smoke   3. figures, verdicts, report.html: 1 minute"
 	@[ "$$(id -u)" = 0 ] && command -v ip >/dev/null || echo "Not root, or no iproute2: links between ranks stay unshaped, and the claims whose runs need root (docs/claims.md) are *not run*."
 
 test: $(READY)
