@@ -87,13 +87,15 @@ def test_frontier():
     [
         (lambda: Level("node", 0), "size is 0"),
         (lambda: Level("node", 1, bytes_per_s=0), "bandwidth must be positive"),
-        (lambda: Level("node", 1, latency_s=-1), "latency not negative"),
+        (lambda: Level("node", 1, latency_s=-1), "latency not negative, found inf and -1"),
         (lambda: Topology(()), "at least one"),
         (lambda: Topology((Level("node", 2), Level("node", 2))), "distinct names"),
         (lambda: frontier(1).place(8), "rank 8 is outside a world of 8"),
         (lambda: frontier(1).place(-1), "rank -1"),
         (lambda: frontier(1).index("rack"), "allowed: package, node, cluster"),
         (lambda: frontier(1).span("rack"), "'rack' is not in the topology"),
+        (lambda: scaled(Topology((Level("node", 2, 1e9), Level("rack", 2))), 1e6), "level 'rack': inf bytes/s"),
+        (lambda: scaled(frontier(1), math.inf), "level 'cluster': .* to become inf; both must be finite"),
     ],
 )
 def test_what_a_user_got_wrong_is_named(build, message):

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all: written aside, synced, then renamed; and ordinary files, read whole."""
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
@@ -30,15 +31,27 @@ def read(path: Path, most: int = _MOST) -> bytes:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. When the block succeeds it is synced and renamed over `path`, else removed.
 
-    A link is followed. What killed processes left of earlier writes of this file is removed where the file system has locks. OSError for a path that is
-    there and no ordinary file.
+    A link is followed. What killed processes left of earlier writes of this file is removed where the file system has
+    locks. OSError for a path that is there and no ordinary file.
     """
     path = _replaced(path)
     with _aside(path) as temporary:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        with told_of(path):
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         temporary.replace(path)
+
+
+@contextlib.contextmanager
+def told_of(path: Path) -> Iterator[None]:
+    """That the disk is full, or a quota, is told with `path`: an error in a write to an open file says none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = str(path)
+        raise
 
 
 def try_writing(path: Path) -> None:

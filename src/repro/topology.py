@@ -23,7 +23,8 @@ class Level:
         if not isinstance(self.size, Integral) or self.size < 1:
             raise ValueError(f"level {self.name!r}: size is {self.size!r}, must be an integer of at least 1")
         if not (self.bytes_per_s > 0 and self.latency_s >= 0):  # NaN is neither
-            raise ValueError(f"level {self.name!r}: bandwidth must be positive and latency not negative")
+            found = f"{self.bytes_per_s} and {self.latency_s}"
+            raise ValueError(f"level {self.name!r}: bandwidth must be positive and latency not negative, found {found}")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ def frontier(nodes: int, packages: int = 4, gcds: int = 2) -> Topology:
 
 def scaled(topology: Topology, outer_bytes_per_s: float) -> Topology:
     """The same shape, latencies and ratios between rates, with the outermost link at `outer_bytes_per_s`. ValueError
-    where that link has no finite rate."""
-    factor = outer_bytes_per_s / topology.levels[-1].bytes_per_s
+    where that link has no finite rate, before or after."""
+    outer = topology.levels[-1]
+    if not (math.isfinite(outer.bytes_per_s) and math.isfinite(outer_bytes_per_s)):
+        rates = f"{outer.bytes_per_s} bytes/s, to become {outer_bytes_per_s}"
+        raise ValueError(f"level {outer.name!r}: {rates}; both must be finite")
+    factor = outer_bytes_per_s / outer.bytes_per_s
     return Topology(tuple(replace(level, bytes_per_s=level.bytes_per_s * factor) for level in topology.levels))

@@ -429,7 +429,7 @@ def test_large_but_allowed_is_planned_in_seconds(root):
         row(
             "heads that do not divide",
             {"heads": 10**9},
-            "experiments.zero_train: ",
+            "experiments.zero_train.tiers.smoke.0.grid: ",
             "not divisible by 1000000000 heads",
         ),
     ],

@@ -31,6 +31,14 @@ def test_static_waits_for_its_batch_or_for_the_last_request(model):
     assert len(engine.scheduler.running) == 2
 
 
+def test_a_static_batch_is_full_when_nobody_else_may_wait(model):
+    engine = Engine(model, StaticScheduler(slots=3, queue_limit=2), capacity=40)
+    submit(engine, asked([4, 4]))
+    assert engine.scheduler.ready, "else a server would refuse everybody for ever"
+    engine.step()
+    assert len(engine.scheduler.running) == 2
+
+
 def test_static_admits_nobody_before_the_batch_has_left(model):
     engine = Engine(model, StaticScheduler(slots=2), capacity=40)
     submit(engine, asked([2, 6, 3, 3]))

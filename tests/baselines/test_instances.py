@@ -25,16 +25,21 @@ BUILD = functools.partial(Llama.random, CONFIG, seed=7)
 @pytest.mark.slow
 def test_every_request_gets_its_own_tokens_from_who_is_free(model):
     requests = [Request(n, (n + 1, 2, 3), 5 + 3 * n, arrival_s=0.05 * n) for n in range(5)]
-    served = instances.serve(BUILD, requests[::-1], 2, 64, threads=2, paces=(1, 2), timeout_s=120)
+    served = instances.serve(BUILD, requests[::-1], 2, 64, threads=2, paces=(1, 2), timeout_s=120, passes=3)
+    assert len(served.passes) == 3
+    assert served.report.total_seconds == sorted(each.total_seconds for each in served.passes)[1]
+    alone = [g.tokens for g in lone(model, requests, 64)]
+    for each in served.passes:
+        assert [g.tokens for g in each.generations] == alone
+        assert each.total_seconds == max(g.finish_s for g in each.generations)
+        assert each.iterations == each.rows == sum(4 + 3 * n for n in range(5))
     generations = served.report.generations
-    assert [g.tokens for g in generations] == [g.tokens for g in lone(model, requests, 64)]
     assert [g.request.id for g in generations] == list(range(5)) and {g.slot for g in generations} == {0, 1}
     for g in generations:
         assert g.request.arrival_s <= g.admitted_s < g.first_token_s < g.finish_s <= served.report.total_seconds
     for number in (0, 1):  # one request at a time
         mine = sorted((g for g in generations if g.slot == number), key=lambda g: g.admitted_s)
         assert all(before.finish_s <= after.admitted_s for before, after in itertools.pairwise(mine))
-    assert served.report.iterations == served.report.rows == sum(4 + 3 * n for n in range(5))
     assert len(served.instance_bytes) == 2 and min(served.instance_bytes) > 2**20
     assert set(served.pace_s) == {1, 2} and served.slowdown(1) == 1 and served.slowdown(2) > 0
     with pytest.raises(ValueError, match="3 instances run, but the pace was measured up to 2 only"):
@@ -76,11 +81,24 @@ def test_an_error_inside_an_instance_is_the_one_that_is_raised():
         instances.serve(BUILD, [Request(4, (1, 2), 20, arrival_s=0.0)], 2, 16, threads=1, timeout_s=100)
 
 
+@pytest.mark.slow
+def test_a_prompt_that_fits_no_instance_is_named():
+    with pytest.raises(RankError, match="RequestError: request 4: needs 20 KV positions, a slot has 16"):
+        instances.serve(BUILD, [Request(4, (1,) * 20, 1, arrival_s=0.0)], 1, 16, threads=1, timeout_s=100)
+
+
+@pytest.mark.parametrize("pace_s", [{}, {2: 0.1, 4: 0.2}])
+def test_no_slowdown_without_the_pace_of_one(pace_s):
+    with pytest.raises(ValueError, match=r"the pace was measured of (no|\[2, 4\]).*: 1 is needed"):
+        instances.Served([], [], pace_s).slowdown(2)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"instances": 0}, "instances is 0"),
         ({"paces": (1, 3)}, r"paces \[1, 3\]: at least 1, and 1 to 2"),
+        ({"passes": 0}, "passes is 0: at least 1"),
         ({"requests": []}, "at least one is needed"),
         ({"requests": [Request(0, (1,), 2)]}, "each with its arrival_s"),
     ],

@@ -161,6 +161,16 @@ def test_a_relative_root_holds_for_programs_that_start_elsewhere(monkeypatch):
     assert os.environ["REPRO_ROOT"] == str(root)
 
 
+def test_a_working_directory_that_was_removed_is_told(tmp_path, monkeypatch):
+    """As after a fresh clone to the same place, in a shell that stood in the old one."""
+    monkeypatch.delenv("REPRO_ROOT", raising=False)
+    (tmp_path / "old").mkdir()
+    monkeypatch.chdir(tmp_path / "old")
+    (tmp_path / "old").rmdir()
+    with pytest.raises(FileNotFoundError, match="working directory was removed"):
+        paths.root()
+
+
 def test_in_a_checkout_with_code_of_its_own_that_of_another_is_refused(tmp_path, monkeypatch):
     """As by the environment of a first clone in a second: what is edited there would not run."""
     (tmp_path / "config").mkdir()

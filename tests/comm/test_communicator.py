@@ -2,9 +2,11 @@
 
 import itertools
 import time
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from repro import comm
 from repro.comm import Communicator, Ledger, Pending, Route, flat, hierarchical
@@ -37,7 +39,8 @@ def _collect(rank: int, world: int, topology: Topology, bits: int, native: bool)
     if native:
         comm.Hop.native = property(lambda hop: True)
     communicator, found = Communicator(topology), {}
-    for (name, route), numel in itertools.product(_routes(topology, bits).items(), SIZES):
+    sizes = SIZES if bits < 16 else (0, *SIZES)
+    for (name, route), numel in itertools.product(_routes(topology, bits).items(), sizes):
         shards, fulls = _inputs(topology, numel), _inputs(topology, world * numel)
         gathered = communicator.all_gather(shards[rank], route)
         gather_bytes = communicator.ledger.take()
@@ -211,6 +214,19 @@ def test_ledger_counts_by_the_link_that_joins_two_ranks():
         ledger.count(peer, nbytes)
     assert ledger.take() == {"package": 1, "node": 110, "cluster": 1000}
     assert ledger.take() == {"package": 0, "node": 0, "cluster": 0}
+
+
+def _patience(rank: int, world: int) -> list[timedelta]:
+    """Time-outs of the default process group, and of those of each run of levels."""
+    communicator = Communicator(TOPOLOGY)
+    runs = ((), ("package",), ("node",), ("package", "node"), TOPOLOGY.names)
+    groups = (dist.group.WORLD, *(communicator.mesh(levels).get_group() for levels in runs))
+    return [group._get_backend(torch.device("cpu")).options._timeout for group in groups]
+
+
+def test_groups_wait_as_long_as_the_default_process_group():
+    for asked, *found in launch(_patience, TOPOLOGY.world_size, timeout_s=60):
+        assert found == [asked] * 5 and asked < timedelta(minutes=5)
 
 
 def _refusals(rank: int, world: int) -> list[str]:

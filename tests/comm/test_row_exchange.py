@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.comm import Communicator
+from repro.comm import Communicator, Hop
 from repro.comm.row_exchange import RowExchange, pack, unpack
 from repro.launch import launch
-from repro.topology import Level, Topology
+from repro.topology import Level, Topology, frontier
 
 RANKS = 8
 TOPOLOGY = Topology((Level("package", 2), Level("node", 2), Level("cluster", 2)))
@@ -92,3 +92,19 @@ def test_the_ledger_counts_what_crosses(ranks):
     total = 3 * sum(int(counts_of(rank).sum()) for rank in range(RANKS))
     assert gathered["cluster"] == total + 8 * pairs["cluster"]  # each row crosses once between the two nodes
     assert gathered["package"] == 4 * total + 8 * pairs["package"]  # and into each of the four packages' other halves
+
+
+def exchange_strided(rank, world_size, native):
+    """A row for each rank, of 2 x 3 floats that are not in one piece."""
+    if native:
+        Hop.native = property(lambda hop: True)
+    communicator = Communicator(frontier(1, 1, 2))
+    rows = (torch.arange(12.0).view(3, 2, 2) + 100 * rank).transpose(0, 2)
+    return RowExchange(communicator).all_to_all(rows, [1, 1], [1, 1]), communicator.ledger.take()["package"]
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_rows_may_be_strided_and_of_several_dimensions(native):
+    sent = [(torch.arange(12.0).view(3, 2, 2) + 100 * rank).transpose(0, 2) for rank in range(2)]
+    for rank, (came, nbytes) in enumerate(launch(exchange_strided, 2, native, timeout_s=60)):
+        assert torch.equal(came, torch.stack([rows[rank] for rows in sent])) and nbytes == 24

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from repro.emulate import netns as module
+from repro.emulate import owners
 from repro.emulate.netns import Fabric, FabricError, unavailable
-from repro.launch import LaunchTimeout, launch
+from repro.launch import LaunchTimeout, RankError, launch
 from repro.topology import Level, Topology, frontier, scaled
 
 # 2 nodes x 2 packages x 2 GCDs at 50, 12.5 and 3.125 MB/s per rank: slow enough for two busy cores
@@ -78,6 +79,9 @@ def test_interface_names_fit_the_kernel():
         (Topology((Level("package", 2), Level("node", 2, 1e6), Level("cluster", 2, 1e6))), "'package' has no rate"),
         (frontier(257), "257 nodes"),
         (frontier(1, packages=128), "256 ranks"),
+        (scaled(frontier(1), 1e11), "level 'package': 1.6e.12 bytes/s, allowed here: 1 to 3.9e.11"),
+        (Topology((Level("package", 4, 1e8), Level("node", 2, 1e11), Level("cluster", 2, 1e8))), "'node': .* 9.76e.10"),
+        (scaled(frontier(1), 0.4), "level 'cluster': 0.4 bytes/s"),
     ],
 )
 def test_a_topology_it_cannot_shape(topology, message):
@@ -96,12 +100,34 @@ def test_a_topology_it_cannot_shape(topology, message):
 def test_what_is_missing_is_said_in_words(monkeypatch, platform, user, tool, reason):
     monkeypatch.setattr("sys.platform", platform)
     monkeypatch.setattr("os.geteuid", lambda: user)
-    monkeypatch.setattr("shutil.which", lambda name: tool)
+    monkeypatch.setattr("shutil.which", lambda name, path: tool)
     with pytest.raises(FabricError, match=reason), Fabric(TOPOLOGY):
         pass
     unavailable.cache_clear()
     assert isinstance(unavailable(), str)
     unavailable.cache_clear()
+
+
+def test_a_command_that_says_nothing_of_its_failure():
+    with pytest.raises(FabricError, match="failed: exit code 3"):
+        module.command(["sh", "-c", "exit 3"])
+
+
+@pytest.mark.parametrize("moment", ["before it is opened", "when it was locked"])
+def test_a_network_that_is_released_while_another_looks_for_abandoned_ones(tmp_path, monkeypatch, moment):
+    monkeypatch.setattr(owners, "RECORDS", tmp_path / "records")
+    owners.claim("1-dead", ["one"])
+    owners._held.pop("1-dead").close()
+    owners.claim("2-lives", ["two"])
+    found = owners.abandoned()
+    assert next(found) == ["one"]
+    if moment == "before it is opened":
+        owners.release("2-lives")
+    else:
+        (owners.RECORDS / "1-dead").unlink()
+    assert list(found) == []
+    owners.release("2-lives")
+    assert not list(owners.RECORDS.iterdir())
 
 
 def test_launch_refuses_a_fabric_of_another_size():
@@ -213,6 +239,12 @@ class TestShaped:
             launch(exchange, 8, 40_000_000, [(rank, rank ^ 4) for rank in range(8)], fabric=fabric, timeout_s=2)
         assert type(caught.value) is LaunchTimeout
 
+    def test_tools_that_are_not_on_the_path_are_found(self, tmp_path, monkeypatch):
+        """As that of root behind a plain `su` lacks their folders."""
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with Fabric(frontier(1, 1, 2)) as fabric:
+            assert fabric.counters()
+
     def test_two_fabrics_coexist_with_the_same_addresses(self, fabric):
         with Fabric(TOPOLOGY) as other:
             before, size = fabric.counters(), 1_000_000
@@ -285,3 +317,8 @@ class TestShaped:
 def test_namespace_of_a_rank_outside():
     with pytest.raises(ValueError, match="rank 8 is outside"):
         Fabric(TOPOLOGY).namespace(8)
+
+
+def test_ranks_on_a_network_that_nobody_has_built():
+    with pytest.raises(RankError, match="not built yet"):
+        launch(divmod, 2, fabric=Fabric(frontier(1, 1, 2)))

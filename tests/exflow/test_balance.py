@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from repro import exflow
-from repro.exflow import pareto
 from repro.exflow.evaluate import distances, loads, total_cost
 from repro.exflow.search import balance
 from repro.topology import Level, Topology
@@ -139,32 +138,7 @@ def test_a_limit_that_only_the_partition_forbids_says_so():
     balance.check_limit(weight, 2, 7 / 6)
 
 
-@pytest.mark.parametrize("machine", [{"gpus": 4}, {"gpus": RACKS, "costs": (1, 2, 5)}])
-def test_pareto_trades_load_for_hops(make_counts, machine):
-    counts = make_counts(6, 5, 32)
-    front = exflow.pareto_front(counts, **machine, rounds=5)
-    costs = [exflow.evaluate(placement, counts) for placement in front]
-    load, hops = [c.max_load_worst_layer for c in costs], [c.weighted_hops for c in costs]
-    assert len(front) > 2 and load == sorted(load) and hops == sorted(hops, reverse=True)
-    least = balance.least_max_load(loads(counts), front[0].gpus).max()
-    assert load[0] <= least * (1 + 1e-8)  # the most even one is there
-    free = exflow.evaluate(exflow.place(counts, **machine, rounds=5), counts)
-    assert hops[-1] <= free.weighted_hops * (1 + 1e-9)
-    for placement in front[:-1]:
-        assert exflow.evaluate(placement, counts).max_load_worst_layer <= placement.max_load * (1 + 1e-8)
-
-
-def test_pareto_of_an_even_model_is_one_placement():
-    assert len(exflow.pareto_front(np.ones((2, 8, 8)), 4)) == 1
-
-
-def test_searches_for_the_front_share_the_time(make_counts, monkeypatch):
-    limits, search = [], pareto.place
-
-    def timed(*machine, time_limit_s, **options):
-        limits.append(time_limit_s)
-        return search(*machine, rounds=1, **options)
-
-    monkeypatch.setattr(pareto, "place", timed)
-    pareto.pareto_front(make_counts(6, 5, 32), 4, time_limit_s=6.0)
-    assert limits == [1.0] * pareto.POINTS
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), 0.5])
+def test_a_limit_that_is_none_is_refused_also_where_it_may_be_raised(limit):
+    with pytest.raises(ValueError, match=f"max_load is {limit}, must be at least 1"):
+        exflow.place(np.ones((2, 16, 16)), 4, rounds=0, max_load=limit, where_possible=True)

@@ -1,6 +1,7 @@
 """Experts, copies and shares in one search: what it counts is what tokens do, and what it promises."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -230,6 +231,11 @@ def test_wrong_arguments_are_refused(draw):
         "max_load is 0.5": {"max_load": 0.5},
         "moves is 3": {"moves": 3},
         "moves is -1": {"moves": -1, "start": start},
+        "rounds is -1, must be 0 or more": {"rounds": -1, "start": start},
+        "time_limit_s is -1.0, must be positive and finite": {"time_limit_s": -1.0, "start": start},
+        "time_limit_s is -2.0": {"time_limit_s": -2.0},  # what was given, not the part of it for the first step
+        "time_limit_s is inf": {"time_limit_s": math.inf, "rounds": 0, "start": start},
+        "layer 0 has 4 experts on GPU 0, allowed: 2": {"start": replace(start, gpu=start.gpu // 2)},
     }.items():
         with pytest.raises(ValueError, match=message):
             place_copies(trace, 4, **wrong)

@@ -88,6 +88,8 @@ def test_wrong_arguments_are_refused():
         "extra_slots is 13, allowed: 0 to 12": {"extra_slots": 13},
         "groups is 5": {"groups": 5},
         "max_load is 0.9": {"max_load": 0.9},
+        "sweeps is -1": {"sweeps": -1},
+        "time_limit_s nan": {"time_limit_s": float("nan")},
         r"costs are \(2, 1\)": {"costs": (2, 1)},
     }.items():
         with pytest.raises(ValueError, match=message):

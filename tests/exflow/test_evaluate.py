@@ -58,8 +58,19 @@ def test_mismatch_is_told():
     placement = Placement(np.zeros((3, 4), int), 1, 1, "contiguous")
     with pytest.raises(ValueError, match="3 layers of 4 experts, the routing has 2 of 4"):
         exflow.evaluate(placement, np.ones((1, 4, 4)))
-    with pytest.raises(ValueError, match="no tokens"):
-        exflow.evaluate(placement, np.zeros((2, 4, 4)))
+    for counts in (np.zeros((2, 4, 4)), np.full((2, 4, 4), np.nan), np.ones((2, 3, 4)), np.ones((2, 4, 4)).tolist()):
+        with pytest.raises(ValueError, match="transition counts"):
+            exflow.evaluate(placement, counts)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_counts_of_any_dtype_are_summed_without_loss(dtype):
+    counts = np.full((2, 64, 64), 2047, dtype)  # 8 million tokens: beyond what a float16 holds
+    counts[0, 0, 1:] += 1
+    wide, gpu = counts.astype(float), np.arange(192).reshape(3, 64) % 64
+    placement = Placement(gpu, 64, 64, "contiguous")
+    assert exflow.evaluate(placement, counts) == exflow.evaluate(placement, wide)
+    assert exflow.lower_bound(counts, 64) == exflow.lower_bound(wide, 64)
 
 
 def test_distances_are_level_costs():

@@ -151,6 +151,13 @@ def test_finds_the_optimum_where_it_is_plain():
     assert fanout.fan_out(fanout.place_for_fanout(trace, start, "gpus"), trace).gpus == 1.0
 
 
+def test_no_time_limit_is_an_infinite_one():
+    trace, start = top_k(0, 50, 3, 8, 2), random_placement(0, 3, 8, 4, 2)
+    found = fanout.place_for_fanout(trace, start, sweeps=4, time_limit_s=np.inf)
+    assert (found.gpu == fanout.place_for_fanout(trace, start, sweeps=4, time_limit_s=100.0).gpu).all()
+    assert not found.time_limited
+
+
 def test_progress_grows_to_one():
     told = []
     trace = top_k(0, 50, 3, 8, 2)

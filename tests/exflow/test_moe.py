@@ -151,6 +151,8 @@ def test_every_part_is_metered_and_coherence_multiplies_the_cache():
     [
         ({"gpu": np.zeros((3, 7), int)}, "the model has 3 layers of 8 experts, and there are 4 ranks"),
         ({"gpu": np.full((3, 8), 4)}, "ranks 4 to 4: the model has"),
+        ({"gpu": np.zeros((3, 8))}, r"a placement float64 \(3, 8\) on ranks"),
+        ({"requests": 0}, "there are no prompts"),
         ({"memory": True}, "it belongs to coherent and shared"),
         ({"new": 40}, "at most 24 together"),
         ({"keys_values": "shared", "memory": True, "held": 3}, "4 requests of up to .* memory has room for 3 of 24"),
@@ -164,7 +166,7 @@ def test_what_does_not_fit_is_refused(options, says):
         said = {name: options[name] for name in ("mode", "keys_values", "dispatch") if name in options}
         placed, communicator = options.get("gpu", spread(config())), Communicator(TOPOLOGY)
         decoder = Decoder(build(config()), placed, communicator, memory=memory, **said)
-        decoder.generate(prompts(4), options.get("new", 2))
+        decoder.generate(prompts(options.get("requests", 4)), options.get("new", 2))
 
     with pytest.raises(RuntimeError, match=says):
         launch(refused, RANKS, timeout_s=60)

@@ -60,6 +60,10 @@ def test_what_it_refuses():
     uneven[1, uneven[1] == 1] = 0
     with pytest.raises(ValueError, match="layer 1 has 4 experts on GPU 0, allowed: 2 on each"):
         permute_experts(build("Olmoe"), uneven)
+    with pytest.raises(ValueError, match=r"gpu is float64 \(3, 8\), must be integers \[layers, experts\]"):
+        permute_experts(build("Olmoe"), _gpu().astype(float))
+    with pytest.raises(ValueError, match="gpu is -1 to 2, allowed: 0 to 2"):
+        permute_experts(build("Olmoe"), _gpu() - 1)
     with pytest.raises(ValueError, match="has 3 MoE layers, the placement 2"):
         permute_experts(build("Olmoe"), _gpu()[:2])
     with pytest.raises(ValueError, match="has 8 experts, the placement 4 in layer 0"):
@@ -113,6 +117,20 @@ def test_what_is_not_there_or_of_no_expert_is_refused_before_anything_changes():
     )
     (model := build("Olmoe")).model.layers[1].mlp.gate = nn.Linear(32, EXPERTS)
     refused(model, r"layers\.1\.mlp: OlmoeSparseMoeBlock has experts and no known router, found Linear beside them")
+
+
+def test_deepspeeds_layers_are_refused():
+    """Their gate is known to `record_routing`, their lists of experts are not stacked."""
+    sharded = pytest.importorskip("deepspeed.moe.sharded_moe")
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Module() for _ in range(LAYERS))
+    for block in model.layers:
+        block.gate, block.experts = sharded.TopKGate(16, EXPERTS, 1), nn.Module()
+        block.experts.deepspeed_experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(EXPERTS))
+    with pytest.raises(ValueError, match=r"layers\.0: Module\.deepspeed_experts\.0\.weight is of shape \(16, 16\)"):
+        permute_experts(model, _gpu())
+    with pytest.raises(ValueError, match="has 8 experts, the placement 4 in layer 0"):
+        permute_experts(model, _gpu()[:, :4])
 
 
 def test_contiguous_placement_changes_nothing():

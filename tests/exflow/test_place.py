@@ -96,6 +96,10 @@ def test_servers_read_which_expert_lies_in_each_place(tmp_path):
     for name in exflow.FORMATS:
         with pytest.raises(ValueError, match="layer 0 has 3 experts on GPU 0, allowed: 2 on each"):
             exflow.FORMATS[name](np.array([[0, 0, 0, 1], [0, 0, 1, 1]]), tmp_path / "uneven.json")
+        with pytest.raises(ValueError, match=r"gpu is float64 \(2, 4\), must be integers"):
+            exflow.FORMATS[name](GPU.astype(float), tmp_path / "uneven.json")
+        with pytest.raises(ValueError, match="gpu is -1 to 0, allowed: 0 to 0"):
+            exflow.FORMATS[name](GPU - 1, tmp_path / "uneven.json")
     assert not (tmp_path / "uneven.json").exists()
 
 

@@ -112,6 +112,18 @@ def test_what_stays_does_not_move():
     assert [moves for _, moves, _ in results] == [[(0, {"package": 0, "node": 0, "cluster": 0})]] * 4
 
 
+def test_a_refused_change_leaves_the_decoder_as_it_was():
+    def refused(rank, ranks):
+        decoder = Decoder(build(CONFIG), drawn_gpus(0, ranks), Communicator(machine(ranks)))
+        for shares in (np.ones((CONFIG.layers, 9)), np.zeros((CONFIG.layers, 8))):
+            with pytest.raises(ValueError, match="share"):
+                decoder.replace(drawn_gpus(1, ranks), shares)
+        return decoder.generate(prompts(), NEW)
+
+    expected = alone()
+    assert all(torch.equal(tokens, expected) for tokens in launch(refused, 4, timeout_s=60))
+
+
 class Eplb:
     """The policy that vLLM has."""
 
@@ -230,7 +242,7 @@ class Table(Hosting):
         exchange = SimpleNamespace(rank=rank, ranks=ranks, communicator=SimpleNamespace(topology=topology))
         super().__init__(build(CONFIG).blocks, Layout.of(placed, CONFIG, ranks), exchange, dispatch)
         if shares is not None:
-            self._look_up(shares)
+            self._look_up(self.layout, shares)
 
 
 @settings(max_examples=40, deadline=None)

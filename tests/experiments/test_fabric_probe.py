@@ -35,6 +35,11 @@ def probed(tmp_path_factory):
     return path, outcome.metrics
 
 
+def test_a_rank_alone_has_no_link_to_probe():
+    with pytest.raises(ValueError, match="no link to probe"):
+        experiments.get("fabric_probe").parameters(nodes=1, packages=1, gcds=1)
+
+
 def test_the_model_of_the_documentation_fits_the_record_of_a_probe(probed):
     """Its network predicts more nodes."""
     path, _ = probed

@@ -52,6 +52,17 @@ protocol.run(start, lambda: "stand-in 1")
 CRASHES = "import os, sys; print('out of luck', flush=True); os.kill(os.getpid(), 9)"
 FAILS = "import sys; sys.exit('no such model')"
 RUBBISH = "import sys; print('rubbish'); open(sys.argv[2], 'w').write({text!r})"
+STAYS = """
+import sys, threading, time
+sys.path.insert(0, {protocol!r})
+import protocol
+
+def start(job):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    raise ValueError("no room")
+
+protocol.run(start, str)
+"""
 HANGS = "import os, subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
 JOB = Job("model", "", "float32", 1, "", [Request(0, 0.0, [5, 6], 2)])
 
@@ -153,6 +164,31 @@ def test_an_engine_that_hangs_is_ended_with_its_processes(engine):
     with pytest.raises(TimeoutError), runner.limited(1.0):
         served(engine(HANGS))
     assert {each.pid for each in children()} <= before
+
+
+def test_an_engine_that_fails_ends_though_a_thread_of_its_does_not(engine):
+    text = STAYS.format(protocol=str(Path(run.__file__).parent / "engines"))
+    with (
+        runner.limited(60.0),
+        pytest.raises(processes.EngineFailed, match=r"(?s)ended by status 1.*ValueError: no room"),
+    ):
+        served(engine(text))
+
+
+def test_answers_to_what_nobody_asked_are_refused(engine):
+    twice = json.loads(answered())
+    twice["requests"] *= 2
+    with pytest.raises(processes.EngineFailed, match="2 answers, asked for 1"):
+        served(engine(RUBBISH.format(text=json.dumps(twice))))
+
+
+def test_a_process_that_ends_while_peaks_are_forgotten_is_passed_over(monkeypatch, tmp_path):
+    def ended(self, text):
+        raise ProcessLookupError
+
+    monkeypatch.setattr(protocol, "_group", lambda: [tmp_path])
+    monkeypatch.setattr(Path, "write_text", ended)
+    protocol.forget_peak()
 
 
 def test_an_engine_ends_when_who_started_it_is_killed(tmp_path):

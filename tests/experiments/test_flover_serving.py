@@ -8,14 +8,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from repro.baselines.batching import lone
 from repro.experiments.base import MissingHardware
 from repro.experiments.flover_serving import EXPERIMENT, ServingPoint
 from repro.experiments.flover_serving import run as serving
+from repro.flover.report import ServingReport
 from repro.flover.request import Request
 from repro.models import checkpoint
 from repro.models.llama import Llama
 from repro.plan import jobs as plan
 
+CORES = serving._physical_cores
 METRICS = {"total_seconds", "tokens_per_s", "iterations", "output_tokens", "slot_moves", "moved_bytes"}
 METRICS |= {f"{name}_{kind}" for name in ("latency", "ttft") for kind in ("mean", "p50", "p99")}
 METRICS |= {"waste_fraction", "tokens_equal_fraction", "single_request_seconds"}
@@ -90,6 +93,33 @@ def test_t1_is_a_median_so_that_one_slow_moment_is_no_other_load(monkeypatch):
     assert found.service_s == 2.5
 
 
+@pytest.mark.parametrize(("took", "counts"), [([9.0, 1.0, 2.0], 2.0), ([11.0], 11.0)])
+def test_of_three_passes_over_a_short_workload_the_median_counts(monkeypatch, took, counts):
+    """For all metrics, and beside the prediction. The pass that is thrown away before has other requests."""
+    seconds = iter([0.5, *took])
+
+    def serve(point, model, requests, capacity, window_s):
+        report = ServingReport(lone(model, requests, capacity), total_seconds=next(seconds))
+        for generation in report.generations:
+            generation.finish_s = generation.request.arrived_s + report.total_seconds
+        return report
+
+    monkeypatch.setattr(serving, "_serve", serve)
+    fields = {"workload": "fixed", "length_scale": 0.006, "interval_s": 0.0, "predict": True}
+    outcome = EXPERIMENT.run(ServingPoint(model="random-40m", requests=2, **fields))
+    found = outcome.metrics
+    assert [found.total_seconds, found.latency_mean, found.latency_first] == pytest.approx([counts] * 3)
+    assert (found.fastest_pass_seconds, found.slowest_pass_seconds) == (min(took), max(took))
+    assert found.error_total_seconds == pytest.approx(found.predicted_total_seconds / counts - 1)
+    assert outcome.series.finish_s.tolist() == [counts] * 2 and next(seconds, None) is None
+
+
+def test_where_the_system_tells_no_physical_cores_all_are_used(monkeypatch):
+    monkeypatch.setattr(serving.psutil, "cpu_count", lambda logical: None)
+    monkeypatch.setattr(serving.os, "sched_getaffinity", lambda process: set(range(6)), raising=False)
+    assert CORES() == 6
+
+
 @pytest.mark.parametrize(
     ("dtype", "tied"), [(torch.float32, 1 / 4), (torch.float16, 2 / 4), (torch.bfloat16, 2 / 4)], ids=str
 )
@@ -154,6 +184,8 @@ def test_instances_are_processes_with_the_whole_model():
         ({"window_t1": 1.0}, "only the engine dynamic has a window"),
         ({"engine": "dynamic", "window_s": 1.0, "window_t1": 1.0}, "window_s is 1.0 and window_t1 1.0: one of them"),
         ({"instances": 2}, "instances is 2, instance_threads 0: only for the engine instances"),
+        ({"engine": "static", "layout": "fixed"}, "layout is fixed: only for the engine fused"),
+        ({"engine": "serial", "prefill_tokens": 8}, "prefill_tokens is 8: only for the engine fused"),
         ({"interval_t1": 0.1}, "interval_t1 is 0.1: the trace azure has its own gaps"),
         ({"engine": "instances", "instance_threads": 1, "predict": True}, "predict with instance_threads 1"),
         ({"predict": True, "layout": "fixed"}, "predict with layout fixed"),

@@ -50,6 +50,10 @@ def test_a_run_reports_tokens_times_and_bytes(values):
     assert set(series["rank"]) == set(range(RANKS)) and set(series.aligned) == {False, True}
 
 
+def test_the_shortest_run_has_an_iteration_to_time():
+    assert run(new_tokens=4).metrics.iteration_seconds > 0
+
+
 def test_deepspeed_decodes_the_same_tokens():
     pytest.importorskip("deepspeed")
     metrics = run(system="deepspeed").metrics
@@ -60,6 +64,7 @@ def test_deepspeed_decodes_the_same_tokens():
     ("values", "says"),
     [
         ({"experts": 6}, "experts is 6: 8 ranks cannot share them evenly"),
+        ({"new_tokens": 3}, "greater than or equal to 4"),  # the first by its prompt, two to warm up
         ({"hidden": 32}, "hidden: sizes of a model with random weights, found weights trained"),
         ({"system": "deepspeed", "placement": "affinity"}, "placement is affinity: deepspeed places in rank order"),
         ({"extra_slots": 1, "placement": "affinity"}, "extra_slots is 1: only placements eplb and joint copy experts"),

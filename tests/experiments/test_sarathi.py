@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from repro import experiments
 from repro.experiments.sarathi_bubbles import CHOICES, BubblesMetrics, BubblesPoint
 from repro.experiments.sarathi_bubbles import run as bubbles
-from repro.experiments.sarathi_prefill import POLICIES, PrefillPoint, piggyback, throughput
+from repro.experiments.sarathi_prefill import POLICIES, SWEEPS, PrefillPoint, piggyback, throughput
 from repro.flover.arrivals import RequestShape
 from repro.flover.queueing import Fused, LinearTimes
 from repro.flover.queueing.pipeline import Pipeline
@@ -31,17 +31,32 @@ def test_costs_of_a_token_are_read_off_three_passes(model, monkeypatch):
     monkeypatch.setattr(piggyback, "TURNS", 3)
     monkeypatch.setattr(piggyback.Passes, "decode", lambda self: 0.008)
     monkeypatch.setattr(piggyback.Passes, "chunk", lambda self: 0.054 if self.engine.scheduler.slots > 1 else 0.05)
-    found, table = piggyback.measured(PrefillPoint(chunk=20, prompt_tokens=12, decodes=4), model)
+    found, table = piggyback.measured(PrefillPoint(chunk=20, prompt_tokens=12, decodes=4, rounds=2), model)
     assert found.token_alone_s == pytest.approx(0.002) and found.token_beside_s == pytest.approx(0.001)
-    assert len(table) == 3 and list(table) == ["decode", "chunk", "mixed"]
+    assert len(table) == 2 * SWEEPS * 3 and list(table) == ["decode", "chunk", "mixed"]
+
+
+def test_every_sweep_has_rows_of_as_many_stored_tokens(model, monkeypatch):
+    """And takes no more positions than one: the second would begin where the first ended."""
+    stored, decode = [], piggyback.Passes.decode
+
+    def noted(self):
+        stored.append(sum(len(g.request.prompt) + len(g.tokens) for g in self.engine.running))
+        return decode(self)
+
+    monkeypatch.setattr(piggyback, "TURNS", 2)
+    monkeypatch.setattr(piggyback.Passes, "decode", noted)
+    piggyback.measured(PrefillPoint(chunk=20, prompt_tokens=12, decodes=3), model)
+    assert len(stored) == SWEEPS * 3 * (1 + 2) and stored == stored[:9] * SWEEPS
 
 
 def test_every_policy_serves_the_same_requests(model):
     fields = {"chunk": 8, "prompt_tokens": 20, "output_tokens": 5, "requests": 6, "slots": 3}
     point = PrefillPoint(measures="throughput", rounds=2, **fields)
     found, table = throughput.measured(point, model)
-    assert list(table.policy) == [*POLICIES, *POLICIES[::-1]] * 2 and (table.seconds > 0).all()
-    assert list(table["round"]) == [0] * 8 + [1] * 8
+    assert list(table.policy) == [*POLICIES, *POLICIES[::-1]] * 2 * SWEEPS and (table.seconds > 0).all()
+    assert list(table["round"]) == [0] * 8 * SWEEPS + [1] * 8 * SWEEPS
+    assert list(table["sweep"]) == [sweep for sweep in range(SWEEPS) for _ in range(8)] * 2
     values = found.model_dump()
     assert all(math.isfinite(values[f"{policy}_error_seconds"]) for policy in POLICIES)
     assert values["request_level_gap_longest"] is None and values["chunked_gap_longest"] > 0
@@ -56,6 +71,17 @@ def test_no_policy_gains_by_its_place_where_the_machine_grows_slower(model, monk
     fields = {"chunk": 8, "prompt_tokens": 20, "output_tokens": 5, "requests": 6, "slots": 3}
     found, _ = throughput.measured(PrefillPoint(measures="throughput", **fields), model)
     assert len({getattr(found, f"{policy}_seconds") for policy in POLICIES}) == 1
+
+
+def test_passes_are_timed_at_both_ends_of_every_sweep(model, monkeypatch):
+    order = []
+    real, served = throughput.passes, throughput.served
+    monkeypatch.setattr(throughput, "passes", lambda *args: order.append("passes") or real(*args))
+    monkeypatch.setattr(throughput, "served", lambda *args: order.append(args[2]) or served(*args))
+    fields = {"chunk": 8, "prompt_tokens": 20, "output_tokens": 5, "requests": 3, "slots": 3}
+    throughput.measured(PrefillPoint(measures="throughput", **fields), model)
+    sweep = ["passes", *POLICIES, *POLICIES[::-1], "passes"]
+    assert order == [*POLICIES, *sweep * SWEEPS], "after a warm-up"
 
 
 def test_a_field_of_the_other_measurement_is_refused():

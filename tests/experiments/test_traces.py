@@ -1,9 +1,12 @@
 """Parts of the shipped traces: never of the same sequence, and of the domain that was asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from repro import exflow
 from repro.experiments.common.sequences import ratio_interval
 from repro.experiments.common.trace_files import open_trace
 from repro.experiments.common.traces import DOMAINS, domains, experts
@@ -11,6 +14,8 @@ from repro.experiments.exflow_affinity import AffinityPoint
 from repro.experiments.exflow_affinity import run as exflow_affinity
 from repro.experiments.exflow_placement import PlacementPoint
 from repro.experiments.exflow_placement import run as exflow_placement
+from repro.experiments.exflow_serving import ServingPoint
+from repro.experiments.exflow_serving import run as exflow_serving
 
 
 @pytest.fixture(scope="module", params=["gptoss20b", "gpt_moe_16e", "gpt_moe_16e_shakespeare"])
@@ -61,6 +66,13 @@ def test_a_placement_is_counted_sequence_by_sequence():
     assert sums.node_crossings / sums.transitions == pytest.approx(outcome.metrics.node_crossing_fraction)
     assert sums.transitions * 7 / 8 == pytest.approx(outcome.series.random_crossings.sum())
     assert outcome.series.sequence.is_unique and len(outcome.series) > 100
+
+
+def test_a_cut_of_the_first_of_two_searches_is_told(monkeypatch):
+    place, point = exflow.place, ServingPoint(trace="gpt_moe_8e", gpus=2, gpus_per_node=2, objective="gpus", tokens=100)
+    for cut, told in ((True, "yes"), (False, "no")):
+        monkeypatch.setattr(exflow, "place", lambda *args, cut=cut: replace(place(*args), time_limited=cut))
+        assert exflow_serving.run(point).conditions["time_limited"] == told
 
 
 def test_affinity_has_an_interval_over_sequences():

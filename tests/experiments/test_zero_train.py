@@ -141,6 +141,12 @@ def test_points():
         ZeroTrain(weights="cluster", gradients="node")
     with pytest.raises(ValueError, match="settings of our engine, found plan fsdp2"):
         ZeroTrain(plan="fsdp2", block=64)
+    with pytest.raises(ValueError, match="secondary over node, weights over node: secondary needs a level below"):
+        ZeroTrain(weights="node", secondary="node")
+    with pytest.raises(ValueError, match="hidden 384 is not divisible by 5 heads"):
+        ZeroTrain(heads=5)
+    with pytest.raises(ValueError, match="fsdp2_hsdp needs several nodes of several ranks, found 1x2x2"):
+        ZeroTrain(plan="fsdp2_hsdp", nodes=1)
 
 
 def test_memory_of_a_large_point_is_predicted():

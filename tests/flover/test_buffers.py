@@ -99,6 +99,12 @@ def test_dead_rows_stay_until_they_are_at_an_edge(model):
     assert buffers.window == slice(0, 0) and buffers.allocate(1) == 0
 
 
+@pytest.mark.parametrize("sizes", [{"block": 0}, {"blocks": 0}])
+def test_blocks_have_positions(model, sizes):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        PagedBuffers(model, 2, 16, **sizes)
+
+
 def test_blocks_limit_what_fits_and_come_back(model):
     buffers = PagedBuffers(model, slots=8, capacity=12, blocks=4, block=4)
     assert buffers.most == 12 and buffers.fits([5, 8, 1]) == 2  # 2 and 2 blocks

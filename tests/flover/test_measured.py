@@ -47,9 +47,21 @@ def test_more_rows_than_a_queue_usually_holds():
     assert times.decode(1100, np.array([8])).item() == pytest.approx(0.001 * 1100**2 + 8e-5, rel=1e-3)
 
 
-def test_what_the_model_has_no_positions_for_is_refused(model):
-    with pytest.raises(ValueError, match="capacity is 301, allowed: 1 to the model's context 256"):
-        measure(model, [1], [300], [1])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"contexts": [300]}, r"contexts is \[300\], .* from 0 to 255, for the model's 256 positions"),
+        ({"prompts": [9, 257]}, r"prompts is \[9, 257\], .* from 1 to 256"),
+        ({"starts": [0, 256]}, r"starts is \[0, 256\], .* from 0 to 255"),  # a step without a token took no time
+        ({"prompts": [4, 2]}, r"prompts is \[4, 2\], must be at least one number, ascending"),
+        ({"batches": []}, r"batches is \[\], must be at least one number"),
+        ({"batches": [2]}, "batches begins with 2, repeats is 5"),
+        ({"repeats": 0}, "repeats is 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is(model, changes, words):
+    with pytest.raises(ValueError, match=words):
+        measure(model, **({"batches": [1], "contexts": [8], "prompts": [1]} | changes))
 
 
 def test_spread_doubles_up_to_the_most():

@@ -121,6 +121,7 @@ def test_the_plan_knows_what_a_rank_holds():
     held += Llama(config, {name: torch.zeros(shape) for name, shape in whole.items()}).new_cache(4, 72).nbytes
     assert EXPERIMENT.memory(point) == pytest.approx(held, rel=0.01)  # norms are left out
     two = EXPERIMENT.memory(point.model_copy(update={"gcds": 2}))
+    assert EXPERIMENT.timeout_s == 3600, "13B on one GPU took longer than 15 minutes"
     assert EXPERIMENT.memory(point) / 2 < two < EXPERIMENT.memory(point), "the embedding is on each"
 
 

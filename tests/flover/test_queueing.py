@@ -23,6 +23,7 @@ from repro.flover.queueing import (
     QueueRun,
     cost,
 )
+from repro.flover.queueing.pipeline import Pipeline
 from repro.flover.queueing.shared import evenly, share
 from repro.flover.queueing.times import pass_s
 from repro.flover.report import ServingReport
@@ -236,6 +237,8 @@ def test_measured_times_are_linear_between_the_points_and_refuse_what_was_not_me
     for call in (lambda: times.decode(4, np.array([10])), lambda: times.decode(1, np.array([10, 21]))):
         with pytest.raises(ValueError, match=r"(batch is 4|context is 21), but was measured up to (3|20) only"):
             call()
+    with pytest.raises(ValueError, match="batch is 0, must be at least 1"):
+        times.decode(0, np.array([10]))
     with pytest.raises(ValueError, match="start is 1, but was measured up to 0 only"):
         times.prefill(2, 1)
     with pytest.raises(ValueError, match="batches begins with 2, must begin with 1"):
@@ -288,6 +291,9 @@ def test_printed_numbers_are_found_by_their_label():
     assert paper.printed("FL-PROG", "fused, all done") == {None: 26.5}
     assert paper.v1_single_request_s() == pytest.approx((5.57 + 5.54 + 5.54) / 3)
     assert paper.v1_instance_pace_s() == pytest.approx((34.36 - 5.99) / 7)
+    several = paper.v1_seconds("FasterTransformer", 500, rows=4)
+    assert paper.v1_instance_pace_s(rows=4) == (several[8] - several[1]) / 7 != paper.v1_instance_pace_s()
+    assert paper.v1_single_request_s(rows=4) > paper.v1_single_request_s()
     with pytest.raises(ValueError, match=r"found no 'GPT-9' of FL-F4c; known: GPT-J 6B, LLaMA-13B, LLaMA-33B"):
         paper.printed("FL-F4c", "GPT-9")
 
@@ -303,6 +309,9 @@ def test_printed_numbers_are_found_by_their_label():
         (lambda: Batches(window_s=-1.0), "window_s is -1.0, must be at least 0"),
         (lambda: ConcurrentBatches(1.0, slots=-2), "slots is -2"),
         (lambda: Instances(-1), "count is -1"),
+        (lambda: Fused(prefill_tokens=2.5), "prefill_tokens is 2.5, must be a whole number"),
+        (lambda: Batches(2.0), "slots is 2.0, must be a whole number"),
+        (lambda: Pipeline(2, 4, 0.5), "chunk is 0.5, must be a whole number"),
     ],
 )
 def test_parameters_are_checked(build, words):

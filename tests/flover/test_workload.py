@@ -19,6 +19,11 @@ def test_azure_slice_is_scaled_and_cut():
     assert shapes[0].arrival_s == 0 and shapes[1].arrival_s == pytest.approx(4.314579 / 2)
 
 
+def test_no_requests_are_no_error():
+    assert workload.azure(paths.data("azure23_conv.csv"), 0) == []
+    assert workload.prompts_from_text([], [1, 2], 0) == workload.random_prompts([], 9, 0) == []
+
+
 def test_azure_slice_may_start_later_and_must_fit():
     path = paths.data("azure23_conv.csv")
     whole, part = workload.azure(path, 12), workload.azure(path, 2, start=10)

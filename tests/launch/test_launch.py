@@ -2,6 +2,9 @@
 behind."""
 
 import contextlib
+import errno
+import fcntl
+import itertools
 import json
 import os
 import pickle
@@ -9,15 +12,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from repro.launch import CollectiveHang, Done, LaunchTimeout, RankError, launch, watchdog
+from repro.launch import CollectiveHang, Done, LaunchTimeout, RankError, launch, slurm_env, watchdog, where
 from repro.launch import rank as rank_module
 from repro.topology import frontier
 
@@ -29,6 +34,13 @@ class Picky(Exception):
 
     def __init__(self, what: str, where: str) -> None:
         super().__init__(f"{what} at {where}")
+
+
+class Mute(Exception):
+    """Has no text: `str` of it raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +158,60 @@ def test_an_exception_that_cannot_be_pickled_keeps_its_name_and_text():
     assert (caught.value.type_name, caught.value.exception) == ("Picky", None)
 
 
+def test_an_exception_without_a_text_keeps_its_name_and_place():
+    def fails(rank: int, world_size: int) -> None:
+        raise Mute
+
+    with pytest.raises(RankError, match="in fails") as caught:
+        launch(fails, 1)
+    assert (caught.value.type_name, type(caught.value.exception)) == ("Mute", Mute)
+
+
+def test_a_result_that_cannot_be_unpickled_is_an_error_of_its_rank():
+    with pytest.raises(RankError, match="rank 1: TypeError: its result was pickled, but cannot be unpickled"):
+        launch(lambda rank, world_size: Picky("a slot", "row 3") if rank else None, 2)
+
+
+def _full(monkeypatch, name: str) -> None:
+    """The disk is full when the file of this name is written."""
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name == name:
+            write(path, content[:1])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+
+
+def test_a_result_that_finds_no_room_is_an_error_that_names_the_file(monkeypatch):
+    _full(monkeypatch, "result-1")
+    with pytest.raises(RankError, match=r"rank 1: OSError: .*No space left on device: '.*/result-1'"):
+        launch(lambda rank, world_size: rank, 2)
+
+
+def test_a_rank_whose_answer_finds_no_room_takes_nothing_with_it(monkeypatch):
+    _full(monkeypatch, "where-0")
+    with pytest.raises(LaunchTimeout, match="rank 0:\n  no answer") as caught:
+        launch(lambda rank, world_size: time.sleep(60), 2, timeout_s=3)
+    assert "time.sleep" in caught.value.stacks[1]
+
+
+def test_ranks_of_a_parent_without_standard_output_end_in_silence(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdout", None)
+    launch(lambda rank, world_size: rank, 2)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_folders_on_a_file_system_without_locks(monkeypatch):
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))  # as NFS says of a folder
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert launch(lambda rank, world_size: rank, 2) == [0, 1]
+
+
 def test_a_result_that_cannot_be_pickled_is_an_error_of_its_rank():
     with pytest.raises(RankError, match="pickle") as caught:
         launch(lambda rank, world_size: (lambda: None) if rank else None, 2)
@@ -190,6 +256,35 @@ def test_a_rank_killed_in_mid_collective():
     assert (caught.value.signal, caught.value.exit_code, caught.value.exception) == (9, -9, None)
 
 
+@pytest.mark.parametrize(("look_s", "timeout_s"), [(0.2, 60), (30, 3)], ids=["in time", "at the deadline"])
+def test_a_rank_whose_own_processes_outlive_it(monkeypatch, tmp_path, look_s, timeout_s):
+    """They hold all its pipes and connections open."""
+    monkeypatch.setattr("repro.launch.watch._LOOK_S", look_s)
+
+    def dies(rank: int, world_size: int) -> None:
+        if rank == 1:
+            if os.fork() == 0:
+                eventually((tmp_path / "over").exists, 30)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(100)
+
+    try:
+        with pytest.raises(RankError, match="rank 1 was killed by signal 9"):
+            launch(dies, 2, timeout_s=timeout_s)
+    finally:
+        (tmp_path / "over").touch()
+
+
+def test_a_rank_that_ends_where_the_system_keeps_no_exit_codes():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(RankError, match="rank 0 ended with exit code None and no result"):
+            launch(forever_unless(0)(lambda: os._exit(7)), 2)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_rank_that_leaves_without_a_word(world_size):
     with pytest.raises(RankError, match="exit code 7") as caught:
@@ -232,7 +327,11 @@ def test_a_process_groups_own_timeout_is_a_collective_hang():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"world_size": 0}, "world_size 0"), ({"timeout_s": 0}, "timeout_s 0"), ({"threads": 0}, "threads 0")],
+    [
+        ({"world_size": 0}, "world_size 0"),
+        *(({"timeout_s": time_s}, f"timeout_s {time_s}") for time_s in (0, float("inf"), float("nan"))),
+        ({"threads": 0}, "threads 0"),
+    ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
@@ -396,6 +495,25 @@ def test_srun_without_a_rendezvous_is_an_error_that_says_so(monkeypatch, lacking
         launch(divmod, 2)
 
 
+def test_steps_of_neighbouring_jobs_meet_at_ports_of_their_own(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "a")
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    ports = set()
+    for job, step in itertools.product(range(4_000_000, 4_000_012), range(0, 1000, 3)):
+        for name, value in (("SLURM_JOB_ID", job), ("SLURM_STEP_ID", step)):
+            monkeypatch.setitem(os.environ, name, str(value))
+        ports.add(int(slurm_env.rendezvous()["MASTER_PORT"]))
+    assert len(ports) == 12 * 334 and min(ports) >= 10000 and max(ports) < 30000
+
+
+def test_an_scontrol_that_cannot_be_run_is_named(monkeypatch, tmp_path):
+    (tmp_path / "scontrol").touch(mode=0o644)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    with pytest.raises(ValueError, match=r"'node\[1-2\]': `scontrol` cannot be run: Permission denied"):
+        slurm_env.hosts()
+
+
 def in_job(monkeypatch, **variables):
     """As the only rank of a job, whose group is played."""
     job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} | variables
@@ -444,6 +562,38 @@ def test_a_late_rank_of_a_job_says_where_it_is_and_ends(tmp_path, by):
     late = watchdog.cause(tmp_path, 1)
     assert type(late) is LaunchTimeout and "1 of 1 ranks were not done" in str(late) and "wait_for_ever" in str(late)
     assert "wait_for_ever" in done.stderr
+
+
+def watched(monkeypatch, silent_s: float, work_s: float) -> int:
+    """Exit code of a process that does so long what should take a hundredth of a second."""
+    monkeypatch.setattr(watchdog, "SILENT_S", silent_s)
+    monkeypatch.setattr(watchdog, "_TOGETHER_S", 0.0)
+    child = os.fork()
+    if child == 0:
+        with watchdog.until(0.01, 0, watched.__code__):
+            time.sleep(work_s)
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_late_rank_ends_also_where_it_can_leave_no_file(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv(watchdog.FOLDER, str(tmp_path / "gone"))
+    assert watched(monkeypatch, 0.0, 10.0) == watchdog.EXIT_CODE
+    assert "rank 0 was not done" in capfd.readouterr().err
+
+
+def test_a_rank_that_gets_done_just_after_its_time_lives_on(monkeypatch):
+    assert watched(monkeypatch, 30.0, 0.1) == 0
+
+
+def test_asking_for_silence_leaves_no_file_open(tmp_path):
+    with (tmp_path / "open").open("w"):
+        before = len(os.listdir("/proc/self/fd"))
+        where._silent_s()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("fate", ["killed", "raised", "finished"])

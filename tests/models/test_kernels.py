@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -224,6 +225,40 @@ def test_what_cannot_be_in_triton(monkeypatch, dtype, widest):
     assert choose("auto", device, dtype, widest + 2).name == "torch"
     with pytest.raises(ValueError, match=f"head_dim {widest + 2}; allowed: .*heads up to 256 in float32 and 512"):
         choose("triton", device, dtype, widest + 2)
+
+
+def test_what_is_neither_kernels_nor_a_dtype():
+    with pytest.raises(ValueError, match=r"kernels is 'cuda', dtype torch\.float32, device cpu.*allowed: 'cpp' for"):
+        choose("cuda", CPU, torch.float32, 64)
+    for dtype in ("bfloat16", torch.int32):
+        with pytest.raises(ValueError, match=f"dtype is {dtype!r}, allowed: torch.float32, torch.bfloat16"):
+            choose("auto", CPU, dtype, 64)
+
+
+def test_triton_is_tried_on_the_device_of_the_model(monkeypatch):
+    """Not on the current one, which cannot read the other's memory."""
+    current, tried = [], []
+
+    class OnDevice:
+        def __init__(self, device):
+            self.device = device
+
+        def __enter__(self):
+            current.append(self.device)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    class Stub:
+        def silu_multiply(self, x):
+            tried.append(list(current))
+
+    zeros, device = torch.zeros, torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "device", OnDevice)
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
+    monkeypatch.setitem(sys.modules, "repro.models.kernels.triton_kernels", SimpleNamespace(TritonKernels=Stub))
+    assert isinstance(choose("triton", device, torch.float32, 64), Stub)
+    assert tried == [[device]]
 
 
 def test_loading_leaves_the_arithmetic_of_the_process_alone():

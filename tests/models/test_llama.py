@@ -120,6 +120,33 @@ def test_rotate_turns_neighbouring_pairs():
     torch.testing.assert_close(out, torch.tensor([[[0.0, 1.0, 0.0, -2.0]]]), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("kernels", ["cpp", "torch"])
+def test_defaults_of_the_process_do_not_change_a_model(kernels):
+    """A default dtype, which would round what scales positions, and a default device."""
+    config = replace(CONFIG, rope_divisors=(1.0, 7.7))
+    tokens, logits = torch.arange(20), []
+    for dtype, device in ((torch.float32, "cpu"), (torch.bfloat16, "cpu"), (torch.float32, "meta")):
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                model = Llama.random(config, seed=3, kernels=kernels)
+                logits.append(model.prefill(tokens, model.new_cache(1, 32)))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+
+
+@pytest.mark.parametrize("kernels", ["cpp", "torch"])
+def test_a_token_that_is_none_is_refused(kernels):
+    model = Llama.random(CONFIG, kernels=kernels)
+    cache = model.new_cache(1, 8)
+    for token in (-1, CONFIG.vocab):
+        with pytest.raises(IndexError):
+            model.prefill(torch.tensor([token]), cache)
+    with pytest.raises(ValueError, match="a prompt has no tokens, allowed: at least one"):
+        model.prefill(torch.tensor([], dtype=torch.int64), cache)
+
+
 def test_bfloat16_is_near_float32():
     weights = random_weights(CONFIG, tied=True)
     logits = []

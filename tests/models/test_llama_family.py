@@ -3,6 +3,7 @@ same weights, logits are its logits, and greedy answers of the whole engine its 
 refused."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -179,6 +180,35 @@ def test_a_qwen3_in_gguf_is_the_one_in_a_folder(tmp_path):
     (config, weights), (other, others) = checkpoint.read_gguf(str(path)), read_huggingface(tmp_path)
     assert config.weight_shapes() == other.weight_shapes() and config.rope_base == other.rope_base
     assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+@pytest.mark.parametrize("source", ["folder", "gguf"])
+def test_weights_of_a_file_leave_memory_as_layers_are_made(tmp_path, monkeypatch, source):
+    """A model that keeps its own in another dtype; 9 weights a layer, counted before each."""
+    model, refs, alive = saved(tmp_path, "llama"), [], []
+    load = load_huggingface if source == "folder" else checkpoint.load_gguf
+    path = tmp_path if source == "folder" else written(tmp_path / "model.gguf", tmp_path, "llama", model)
+    init, block = Llama.__init__, Llama._block
+
+    def begun(self, config, weights, **options):
+        refs.extend(weakref.ref(weight) for weight in weights.values())
+        init(self, config, weights, **options)
+
+    def counted(self, name):
+        alive.append(sum(ref() is not None for ref in refs))
+        return block(self, name)
+
+    monkeypatch.setattr(Llama, "__init__", begun)
+    monkeypatch.setattr(Llama, "_block", counted)
+    assert load(path, dtype=torch.bfloat16, kernels="torch").blocks
+    assert alive == [27, 18, 9] and all(ref() is None for ref in refs)
+
+
+def test_weights_that_a_caller_holds_stay_his(tmp_path):
+    saved(tmp_path, "qwen2", tie_word_embeddings=True)
+    config, weights = read_huggingface(tmp_path)
+    first, second = (found_logits(Llama(config, weights)) for _ in range(2))
+    assert len(weights) == 2 + 3 * 12 and torch.equal(first, second)
 
 
 def test_a_context_beyond_the_window_is_refused(tmp_path):

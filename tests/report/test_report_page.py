@@ -115,7 +115,7 @@ def test_claims_of_both_sides_stand_with_ratio_allowed_variation_and_verdicts(pa
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr><td>.*?</tr>", table)]
     (one,) = [row for row in cells if 'href="#FL-F8.a"' in row[0]]
     assert len(cells) > 5 and one[1] == one[2] and one[3] == "1" and re.fullmatch(r"\[[\d.]+, [\d.]+\]", one[4])
-    assert one[5] == "reproduced, reproduced"
+    assert one[5].replace("†", "") == "reproduced, reproduced"  # of records by older code
     assert {said for row in cells for said in re.findall(r"<b>(\w+)</b>", row[6])} == {"agrees"}
 
 

@@ -39,7 +39,7 @@ def test_the_end_of_a_step_is_exposed_or_hides():
     )
     last = (chosen.moves.reduce_to_optimizer, chosen.moves.gather_updated)
     took = sum(
-        collective.times * sum(hops.hop_seconds(hop, 0, on, Assumptions())[:3])
+        collective.times * sum(hops.hop_seconds(hop, on, Assumptions())[:3])
         for collective in traffic.collectives(chosen, step.layout_of(CONFIG))
         if any(collective.route is route for route in last)
         for hop in traffic.hops(collective, TOPOLOGY)

@@ -9,7 +9,7 @@ import pytest
 from repro import scaling
 from repro.experiments.zero_train import ZeroTrain
 from repro.models.gpt import GPTConfig
-from repro.scaling import hops, step
+from repro.scaling import step
 from repro.scaling.assumptions import DEEPSPEED, Assumptions
 from repro.scaling.machines import Machine
 from repro.scaling.network import network_of
@@ -40,27 +40,11 @@ def test_values_that_are_quantised_are_those_of_the_checked_arithmetic():
     rate = 1e7
     found = scaling.predict_step(chosen, point.gpt, bare(point.topology, quantize_values_per_s=rate), compute_s=0.0)
     counted = sum(
-        c.times * (hop.quantised + restored)
+        c.times * (hop.quantised + hop.restored)
         for c in traffic.collectives(chosen, shapes)
-        for hop, restored in hops.restoring(c, point.topology)
+        for hop in traffic.hops(c, point.topology)
     )
     assert found.quantize_s == pytest.approx(counted / rate, rel=1e-3)
-
-
-def test_what_arrives_is_restored_as_well_as_what_is_sent_is_quantised():
-    """Gathered over 8 ranks, of which each quantises its shard, all shards are restored, once: a payload travels on
-    through hops of equal bits as it is. In an all-to-all every piece but the own is quantised, and restored."""
-    topology = ZeroTrain().topology  # 2 x 2 x 2
-
-    def counted(collective):
-        return [(hop.quantised, restored) for hop, restored in hops.restoring(collective, topology)]
-
-    gather = traffic.Collective("gather", plan.hierarchical(topology).update_route, 100, 2, 1)
-    assert counted(gather) == [(100, 0), (0, 0), (0, 800)]
-    mixed = replace(gather, route=replace(gather.route, bits=(16, 8, 4)))  # 4 bits between nodes, then 8, then 16
-    assert counted(mixed) == [(100, 200), (200, 400), (0, 0)]
-    reduce = traffic.Collective("reduce", plan.qgz(topology).gradient_route, 800, 4, 1)
-    assert counted(reduce) == [(600, 600), (100, 100)]
 
 
 def test_overlap_hides_messages_behind_compute():

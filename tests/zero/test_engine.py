@@ -467,6 +467,21 @@ def test_loss_scale_reaches_tensors_in_what_a_model_returns(pack):
     assert model.bias.grad.item() == 8
 
 
+@pytest.mark.parametrize("give", [lambda m, x: m(x), lambda m, x: m(input=x)], ids=["by position", "by name"])
+def test_gradients_that_leave_the_model_are_not_scaled(give):
+    """Those of its inputs, of which one may be its own output."""
+    model, scaled = nn.Linear(2, 2), nn.Linear(2, 2)
+    scaled.load_state_dict(model.state_dict())
+    LossScale(8.0).attach(scaled)
+    inputs = [torch.ones(1, 2, requires_grad=True) for _ in range(2)]
+    for each, x in zip((model, scaled), inputs, strict=True):
+        give(each, give(each, x)).sum().backward()
+    assert torch.equal(inputs[1].grad, inputs[0].grad)
+    assert torch.equal(scaled.weight.grad, 8 * model.weight.grad)
+    with torch.no_grad():
+        assert torch.equal(scaled(inputs[1]), model(inputs[0]))
+
+
 def test_loss_scale_refuses_an_output_that_hides_its_tensors():
     class Model(nn.Linear):
         def forward(self, x: torch.Tensor) -> object:

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from repro.launch import CollectiveHang, RankError, launch
 from repro.models.gpt import GPTConfig
 from repro.topology import frontier
-from repro.zero import ZeroOptimizer
+from repro.zero import BrokenEngineError, ZeroOptimizer
 from repro.zero import plan as plans
-from repro.zero.engine import Bucket
 
 PAIRS = frontier(2, 1, 2)  # 2 nodes of one pair
 QUANTISED = plans.hierarchical(PAIRS, gradients="package")
@@ -295,16 +294,16 @@ def test_waiting_for_a_rank_that_is_elsewhere_is_a_hang_and_not_slow_work():
         launch(_elsewhere, 2, timeout_s=3)
 
 
+def _raise_gone() -> Any:
+    yield from ()
+    raise ConnectionError("gone")
+
+
 def _lost(rank: int, world: int) -> list[str]:
     """New weights do not arrive, of a step that has ended."""
     model, optimizer = _engine()
-
-    def raises(bucket: Bucket, master: Tensor) -> Any:
-        yield from ()
-        raise ConnectionError("gone")
-
     model(*batch(0, rank)).backward()
-    optimizer._publishing = raises
+    optimizer._publishing = lambda bucket, master: _raise_gone()
     optimizer.step()
     uses = (lambda: model(*batch(1, rank)), optimizer.zero_grad, optimizer.step, model.state_dict)
     return [_said(use) for use in uses]
@@ -314,3 +313,19 @@ def test_after_weights_were_lost_nothing_goes_on():
     for first, *later in launch(_lost, 4, timeout_s=60):
         assert first in ("ConnectionError", "BrokenEngineError")
         assert later == ["BrokenEngineError"] * 3
+
+
+def _lost_within_step(rank: int, world: int) -> str:
+    model, optimizer = _engine(late_weights=False)
+    model(*batch(0, rank)).backward()
+    optimizer._publishing = lambda bucket, master: _raise_gone()
+    with pytest.raises(BrokenEngineError) as caught:
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_what_ended_a_step_is_said_once():
+    for said in launch(_lost_within_step, 4, timeout_s=60):
+        assert (
+            said.startswith("step was ended by ConnectionError: gone. The engine") and said.count("cannot go on") == 1
+        )

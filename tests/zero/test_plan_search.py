@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from repro import comm
 from repro.models.gpt import GPT, GPTConfig
 from repro.topology import Level, Topology, frontier
 from repro.zero import memory, search, traffic
@@ -100,10 +101,23 @@ def test_quantising_is_chosen_only_where_it_saves_time():
 
 
 def test_it_says_what_the_smallest_plan_needs():
-    with pytest.raises(
-        ValueError, match=r"no plan fits 1\.0 GB per rank; the smallest, cluster/cluster/cluster, needs"
-    ):
+    with pytest.raises(ValueError, match=r"no plan fits 1 GB per rank; the smallest, cluster/cluster/cluster, needs"):
         search(TWENTY_BILLION, frontier(48), 1e9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"micro_batches": 0}, "micro_batches is 0, allowed: an integer of at least 1"),
+        ({"weight_bits": ()}, r"weight_bits is \(\), allowed: several of"),
+        ({"gradient_bits": 4}, "gradient_bits is 4, allowed: several of"),
+        ({"plans": []}, "plans is empty, allowed: at least one"),
+        ({"plans": [plans.ddp(frontier(4))]}, "plan 'ddp' is for levels .*'cluster', 4.* has .*'cluster', 2"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        search(SMALL, frontier(2), **wrong)
 
 
 def test_a_topology_without_rates_orders_no_plans():
@@ -114,12 +128,27 @@ def test_a_topology_without_rates_orders_no_plans():
     assert search(SMALL, slow, 64e9) and search(SMALL, Topology((Level("node", 1),)), 64e9)
 
 
-def test_every_round_takes_a_latency_and_quantising_its_time_twice():
+def test_every_round_takes_a_latency_and_quantising_and_restoring_their_time():
     top = Topology((Level("node", 4, 1e9, 1e-3), Level("cluster", 2, 1e9, 5e-3)))
     tiny = Layout((BucketLayout(((8,),)),))
     assert traffic.step_seconds(plans.zero3(top), tiny) == pytest.approx(3 * 7 * 5e-3, rel=1e-3)  # rings of 8
-    hop = traffic.Hop("gather", ("node", "cluster"), (4, 2), 8, 0, 100)
-    assert traffic.hop_seconds(hop, top, 1e3) - traffic.hop_seconds(hop, top) == pytest.approx(0.2)  # and back
+    hop = traffic.Hop("gather", ("node", "cluster"), (4, 2), 8, 0, 100, 800)
+    assert traffic.hop_seconds(hop, top, 1e3) - traffic.hop_seconds(hop, top) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "counted"),
+    [
+        ("gather", (8, 8, 8), [(100, 0), (0, 0), (0, 800)]),  # a rank gets 8 shards, which travel on as they are
+        ("gather", (16, 8, 4), [(100, 200), (200, 400), (0, 0)]),  # 4 bits between nodes, then 8, then 16
+        ("reduce", (4, 4, 4), [(400, 400), (200, 200), (100, 100)]),
+    ],
+)
+def test_what_a_rank_gathers_is_restored_as_a_whole(kind, bits, counted):
+    topology = frontier(2, 2, 2)
+    numel = 100 if kind == "gather" else 800
+    collective = traffic.Collective(kind, comm.hierarchical(topology, bits), numel, 2, 1)
+    assert [(hop.quantised, hop.restored) for hop in traffic.hops(collective, topology)] == counted
 
 
 def test_compute_is_added_to_every_plan_and_changes_none():

@@ -21,7 +21,7 @@ def serial(queue_limit: int = 1024) -> Scheduler:
 
 @dataclass
 class StaticScheduler(Scheduler):
-    """Wait until `slots` requests have come (or no more will), run them as one batch until the longest is done, repeat.
+    """Wait until `slots` requests have come (or as many as may wait, or no more will), run them as one batch until the longest is done, repeat.
 
     Rows whose request is done stay, and all answers of a batch are handed back at its end, as by `generate` on a padded
     batch. Whoever drives the engine by `step` sets `closed` when no more will come. ValueError for the limits that
@@ -43,7 +43,8 @@ class StaticScheduler(Scheduler):
 
     @property
     def _batch_complete(self) -> bool:
-        return len(self.waiting) >= self.slots or (self.closed and bool(self.waiting))
+        full = min(self.slots, self.queue_limit)  # beyond it nobody gets in, so it would never be
+        return len(self.waiting) >= full or (self.closed and bool(self.waiting))
 
     def admit(self, fits: Fits = len) -> list[Request]:
         """A whole batch once the one before has left."""

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,7 +49,12 @@ class Communicator:
         self._hops: dict[Route, list[Hop]] = {}
         everybody = dist.group.WORLD
         assert everybody is not None, "its size was asked for"
-        self._started = _started.setdefault(everybody, Counter())
+        self._everybody, self._started = everybody, _started.setdefault(everybody, Counter())
+        if device != "cpu":
+            init_device_mesh(device, (topology.world_size,))  # takes the GPU of LOCAL_RANK where none is current yet
+        # The groups of `init_device_mesh` have torch's own time-out, whatever that of the default process group is.
+        options = everybody._get_backend(torch.device(device)).options  # None of a fake one, which waits for nobody
+        self._patience = options and options._timeout
         self._unlabelled_tags = self._tags(_UNLABELLED, 0)
         self._of_thread = threading.local()  # `running`: the collective that it is at
 
@@ -61,9 +67,13 @@ class Communicator:
             last = first + len(levels)
             if self.topology.names[first:last] != levels:
                 raise ValueError(f"{levels} are not consecutive levels, innermost first, of {self.topology.names}")
-            shape = (math.prod(sizes[last:]), math.prod(sizes[first:last]), math.prod(sizes[:first]))
-            mesh = init_device_mesh(self.device, shape, mesh_dim_names=("outside", "levels", "inside"))
-            self._meshes[levels] = mesh["levels"]
+            inside, unit, world = math.prod(sizes[:first]), math.prod(sizes[:last]), math.prod(sizes)
+            starts = (start for outer in range(0, world, unit) for start in range(outer, outer + inside))
+            members = [list(range(start, start + unit, inside)) for start in starts]
+            group = self._everybody
+            if len(members) > 1:
+                group, _ = dist.new_subgroups_by_enumeration(members, timeout=self._patience)
+            self._meshes[levels] = DeviceMesh.from_group(group, self.device)
         return self._meshes[levels]
 
     def hops(self, route: Route | None) -> list[Hop]:
@@ -153,6 +163,8 @@ class Communicator:
         hops, numel, dtype = self.hops(route), shard.numel(), shard.dtype
         if out is None:
             out = shard.new_empty(math.prod(hop.size for hop in hops) * numel)
+        if not numel:
+            return out
         pieces, wire = shard.contiguous()[None], None  # [pieces, payload]; the hop that encoded them
         for hop in reversed(hops):
             if wire is None or wire.bits != hop.bits:

@@ -5,6 +5,7 @@ received into, so there a message of `deliver` begins with its number of rows. I
 the numbers travel first. Nothing is padded.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -70,11 +71,12 @@ class RowExchange:
     def all_to_all(self, rows: Tensor, counts: list[int], coming: list[int]) -> Tensor:
         """Rows sorted by destination, `counts[r]` for rank r; returns `coming[r]` from each rank r, in order."""
         assert len(rows) == sum(counts), f"{len(rows)} rows for {counts}"
+        rows = rows.contiguous()  # what is sent has to be
         out = rows.new_empty(sum(coming), *rows.shape[1:])
         if self._hop is not None and self._hop.native:
             dist.all_to_all_single(out, rows, coming, counts)
             for peer, count in enumerate(counts):
-                self.communicator.ledger.count(peer, count * rows.shape[1] * rows.element_size())
+                self.communicator.ledger.count(peer, count * _row_bytes(rows))
             return out
         parts, places = rows.split(counts), out.split(coming)
         places[self.rank].copy_(parts[self.rank])
@@ -96,9 +98,8 @@ class RowExchange:
         if self._hop.native:
             full = [rows.new_empty(count, *rows.shape[1:]) for count in counts]
             dist.all_gather(full, rows)
-            self.communicator.ledger.count(
-                (self.rank + 1) % self.ranks, (sum(counts) - counts[self.rank]) * rows.shape[1] * rows.element_size()
-            )
+            others = sum(counts) - counts[self.rank]
+            self.communicator.ledger.count((self.rank + 1) % self.ranks, others * _row_bytes(rows))
             return torch.cat(full)
         held = {self.rank: rows}  # by the rank that they came from
         for hop in reversed(self._levels):
@@ -117,3 +118,7 @@ class RowExchange:
         hop.exchange(dict.fromkeys(hop.others, mine), coming).arrive()
         parts = {p: place.split([counts[s] for s in sources[p]]) for p, place in coming.items()}
         return {s: part for p in hop.others for s, part in zip(sources[p], parts[p], strict=True)}
+
+
+def _row_bytes(rows: Tensor) -> int:
+    return math.prod(rows.shape[1:]) * rows.element_size()

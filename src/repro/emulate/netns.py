@@ -34,6 +34,8 @@ _PACKET = 9100  # bytes, with its header
 # late on busy cores. It must be a small part of what a layer of a small model sends: 24 KB every 20 ms.
 _BURST_S = 1e-3
 _QUEUE = 1_000_000  # bytes, at least; the default of 1000 packets would hold 9 MB, seconds of delay on slow links
+_QUEUE_S = 10e-3  # of its rate, where that is more
+_FASTEST = (2**32 - 1) / (_QUEUE_S + _BURST_S)  # bytes/s: tc counts the bytes of a queue in 32 bits
 
 
 class FabricError(RuntimeError):
@@ -84,9 +86,11 @@ class Fabric:
         return [self._prefix + "fab", *map(self.namespace, range(self.topology.world_size))]
 
     def namespace(self, rank: int) -> str:
-        """Name of the network namespace of `rank`."""
+        """Name of the network namespace of `rank`. ValueError before there is one."""
         if not 0 <= rank < self.topology.world_size:
             raise ValueError(f"rank {rank} is outside a world of {self.topology.world_size}")
+        if not self._prefix:
+            raise ValueError("this network is not built yet; allowed: inside its `with` block")
         return f"{self._prefix}{self._ports[rank]}"
 
     def address(self, rank: int) -> str:
@@ -160,6 +164,9 @@ def _check(topology: Topology) -> None:
     for level in topology.levels:
         if not math.isfinite(level.bytes_per_s):
             raise ValueError(f"level {level.name!r} has no rate: a fabric shapes every level")
+        most = _FASTEST / (1 if level is topology.levels[0] else topology.levels[0].size)  # the ranks of an uplink
+        if not 1 <= level.bytes_per_s <= most:
+            raise ValueError(f"level {level.name!r}: {level.bytes_per_s:g} bytes/s, allowed here: 1 to {most:.3g}")
     nodes, in_node = topology.levels[2].size, topology.span(topology.names[1])
     if nodes > 256 or in_node > 254:
         raise ValueError(f"{nodes} nodes of {in_node} ranks: at most 256 nodes of 254 ranks have addresses")
@@ -239,7 +246,7 @@ def _burst(bytes_per_s: float) -> int:
 
 
 def _queue(bytes_per_s: float) -> int:
-    return max(_QUEUE, round(bytes_per_s * 10e-3)) + _burst(bytes_per_s)
+    return max(_QUEUE, round(bytes_per_s * _QUEUE_S)) + _burst(bytes_per_s)
 
 
 # --- the machine ---------------------------------------------------------------------------------------------------
@@ -251,17 +258,23 @@ def _lacking() -> str | None:
         return f"network namespaces need Linux, this is {sys.platform}"
     if os.geteuid() != 0:
         return "network namespaces and rates need root"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool, path=_search_path()) is None]
     return f"{' and '.join(missing)} (package iproute2) not found" if missing else None
+
+
+def _search_path() -> str:
+    """PATH, and the folders of the system's tools, which root's lacks behind a plain `su`."""
+    return os.pathsep.join([*os.get_exec_path(), "/usr/sbin", "/sbin"])
 
 
 def command(words: list[str], lines: list[str] | None = None) -> str:
     """Standard output of the command `words`, fed with `lines` (a batch); FabricError names the line that failed."""
     text = None if lines is None else "".join(line + "\n" for line in lines)
-    done = subprocess.run(words, input=text, capture_output=True, text=True)
+    found = os.environ | {"PATH": _search_path()}
+    done = subprocess.run(words, input=text, capture_output=True, text=True, env=found)
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.strip()
+    said = done.stderr.strip() or f"exit code {done.returncode}"  # negative: killed
     place = said.rpartition("Command failed -:")[2]  # a batch stops at "Command failed -:<line>"
     failing = [*words[:-2], lines[int(place) - 1]] if lines and place.isdigit() else words
     raise FabricError(f"`{' '.join(failing)}` failed: {said.partition('Command failed -:')[0].strip() or said}")

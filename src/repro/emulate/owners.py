@@ -46,13 +46,14 @@ def abandoned() -> Iterator[list[str]]:
     """The namespaces of each dead owner. Its record goes once the caller, who removes them, asks for the next."""
     with _records() as folder:
         for path in sorted(folder.iterdir()):
-            with path.open() as file:
+            with contextlib.ExitStack() as held:
                 try:
+                    file = held.enter_context(path.open())
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                except (FileNotFoundError, BlockingIOError):  # its owner lives, or has just released it
                     continue
                 yield file.read().split()
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

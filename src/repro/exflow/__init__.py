@@ -22,7 +22,7 @@ except ImportError as error:
 
 from repro.exflow.affinity import measure_affinity
 from repro.exflow.bound import gap, hop_cost_bound, lower_bound, replicated_bound
-from repro.exflow.pareto import pareto_front, serving_front
+from repro.exflow.pareto import serving_front
 from repro.exflow.placement import METHODS, Placement, evaluate, place
 from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.export import FORMATS, read_csv
@@ -49,7 +49,6 @@ __all__ = [
     "load_trace",
     "lower_bound",
     "measure_affinity",
-    "pareto_front",
     "place",
     "place_copies",
     "place_for_dispatch",

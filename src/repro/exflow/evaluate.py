@@ -59,8 +59,9 @@ def busiest(load: np.ndarray, gpu: np.ndarray, gpus: int) -> np.ndarray:
     return np.divide(most * gpus, total, out=even, where=total > 0)
 
 
-def check_counts(counts: np.ndarray) -> None:
-    """ValueError unless `counts` are transition counts, [layers-1, E, E]."""
+def check_counts(counts: np.ndarray) -> np.ndarray:
+    """`counts` in float64, which adds them up without loss. ValueError unless they are transition counts,
+    [layers-1, E, E]."""
     if not isinstance(counts, np.ndarray):
         raise ValueError(f"counts is a {type(counts).__name__}, must be transition counts: exflow.transitions(trace)")
     if counts.ndim != 3 or counts.shape[1] != counts.shape[2] or 0 in counts.shape:
@@ -68,6 +69,15 @@ def check_counts(counts: np.ndarray) -> None:
     if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
         found = f"{counts.min()} to {counts.max()}"
         raise ValueError(f"transition counts are {found}, must be finite, not negative and not all zero")
+    return np.ascontiguousarray(counts, np.float64)
+
+
+def check_gpu(gpu: np.ndarray, gpus: int) -> None:
+    """ValueError unless `gpu` has a GPU of 0 to gpus - 1 for every expert, integer [layers, E]."""
+    if gpu.ndim != 2 or gpu.dtype.kind not in "iu" or not gpu.size:
+        raise ValueError(f"gpu is {gpu.dtype} {gpu.shape}, must be integers [layers, experts]")
+    if gpu.min() < 0 or gpu.max() >= gpus:
+        raise ValueError(f"gpu is {gpu.min()} to {gpu.max()}, allowed: 0 to {gpus - 1}")
 
 
 def check_shapes(placed: tuple[int, ...], routed: tuple[int, int]) -> None:

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow import highs
 from repro.exflow.highs import Program
 
@@ -46,7 +46,7 @@ LARGEST_PROGRAM = 6_000_000  # rows (11-12): more take a minute to build, and Hi
 Solve = Callable[[np.ndarray, np.ndarray, int, float], np.ndarray]
 
 
-@njit(cache=True, nogil=True)
+@compiled(nogil=True)
 def count_transitions(here: np.ndarray, there: np.ndarray, counts: np.ndarray) -> None:
     """Step 1. Add the moves of all tokens between two neighbouring layers to `counts`, int64 [E, E].
 

@@ -4,9 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from repro.exflow.evaluate import loads
-from repro.exflow.placement import Placement, evaluate, place
-from repro.exflow.search.balance import least_max_load
 from repro.exflow.search.portfolio import Progress
 from repro.exflow.serving.copies import place_copies
 from repro.exflow.serving.replicas import evaluate_replicas
@@ -15,35 +12,6 @@ from repro.exflow.trace import Trace
 from repro.topology import Topology
 
 POINTS = 6
-
-
-def pareto_front(
-    counts: np.ndarray,
-    gpus: int | Topology,
-    gpus_per_node: int | None = None,
-    *,
-    time_limit_s: float | None = None,
-    **options: Any,
-) -> list[Placement]:
-    """Placements of which none has both fewer weighted hops and a lower maximum load than another, most even first.
-
-    Tried are a placement without a limit on load, and POINTS - 1 limits from the lowest that can be kept in all layers
-    up towards the load of that placement, evenly spaced in logarithm. They share the time limit evenly. `options`:
-    `seed`, `rounds` and `costs` of `place`. Compare the placements by `evaluate(placement, routing)`: `weighted_hops`
-    against `max_load_worst_layer`. Raises ValueError as `place` does.
-    """
-    share = None if time_limit_s is None else time_limit_s / POINTS
-
-    def search(max_load: float | None) -> Placement:
-        return place(counts, gpus, gpus_per_node, time_limit_s=share, max_load=max_load, **options)
-
-    found = [search(None)]
-    least = least_max_load(loads(counts), found[0].gpus).max()
-    most = evaluate(found[0], counts).max_load_worst_layer
-    if most > least * (1 + 1e-6):
-        found += [search(float(limit)) for limit in np.geomspace(least, most, POINTS)[:-1]]
-    costs = [evaluate(placement, counts) for placement in found]
-    return [found[i] for i in _front([(cost.max_load_worst_layer, cost.weighted_hops) for cost in costs])]
 
 
 def serving_front(
@@ -57,11 +25,11 @@ def serving_front(
     dispatch: str = "shares",
     **options: Any,
 ) -> list[Replicas]:
-    """The same with `extra_slots` per GPU and layer for copies (`serving.copies.place_copies`, which has the `options`):
-    placements of which none has both fewer hops and a lower mean over layers of the maximum load than another on the
-    tokens of a top-1 `trace`, most even first. Compare them by `evaluate_replicas`. Each of POINTS limits, from an even
-    load to none, gets its share of the time; when `clock` ends, the front is that of the limits tried so far. Raises
-    ValueError as `place_copies` does."""
+    """Placements of which none has both fewer hops and a lower mean over layers of the maximum load than another on
+    the tokens of a top-1 `trace`, most even first, with `extra_slots` per GPU and layer for copies of experts
+    (`serving.copies.place_copies`, which has the `options`). Compare them by `evaluate_replicas`. Each of POINTS limits,
+    from an even load to none, gets its share of the time; when `clock` ends, the front is that of the limits tried so
+    far. Raises ValueError as `place_copies` does."""
     share = None if time_limit_s is None else time_limit_s / POINTS
     clock = options.get("clock")
     found: list[Replicas] = []

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repro.exflow.recording import check_routers, is_router
+from repro.exflow.evaluate import check_gpu
+from repro.exflow.recording import check_routers, experts_of, is_router
 from repro.exflow.serving.export import check_even
 from repro.exflow.serving.slots import physical_to_logical
 
@@ -24,12 +25,14 @@ def permute_experts(model: nn.Module, gpu: np.ndarray) -> None:
     modules, and whose biases of the choice are in the router or in the block around it. Save the result with
     `save_pretrained`: every server reads it as it would read the original. To undo, apply the inverse order.
 
-    Raises ValueError, before anything is changed, when the layers or experts of the placement are not the model's; for
-    unequal numbers of experts on the GPUs; for routers that choose groups of experts first (DeepSeek-V2 and V3 with
-    `n_group` > 1) when the order mixes groups; for blocks of experts whose router is of no known kind where others are;
-    and for a layer whose router, bias or experts lie in tensors of another shape, for instance quantised ones or adapters
-    (LoRA) beside stacked experts, or on no device (`meta`, as `device_map` leaves what it offloads).
+    Raises ValueError, before anything is changed, when `gpu` is no such array, or of other layers or experts than the
+    model's; for unequal numbers of experts on the GPUs; for routers that choose groups of experts first (DeepSeek-V2
+    and V3 with `n_group` > 1) when the order mixes groups; for blocks of experts whose router is of no known kind where
+    others are; and for a layer whose router, bias or experts lie in tensors of another shape, for instance DeepSpeed's,
+    quantised ones or adapters (LoRA) beside stacked experts, or on no device (`meta`, as `device_map` leaves what it
+    offloads).
     """
+    check_gpu(gpu, int(gpu.max()) + 1)
     check_routers(model)
     layers = list(_layers(model))
     if len(layers) != len(gpu):
@@ -82,8 +85,8 @@ def _layers(model: nn.Module) -> Iterator[_Layer]:
 def _check(layer: _Layer, order: np.ndarray, number: int) -> None:
     """ValueError where the reordered layer would be another function, or might be."""
     name, experts = layer.name, len(order)
-    if layer.router.num_experts != experts:
-        raise ValueError(f"{name} has {layer.router.num_experts} experts, the placement {experts} in layer {number}")
+    if (own := experts_of(layer.router)) != experts:
+        raise ValueError(f"{name} has {own} experts, the placement {experts} in layer {number}")
     groups = getattr(layer.router, "num_group", None) or 1
     size = experts // groups
     if any(len(set(slots)) > 1 for slots in np.split(order // size, groups)):

@@ -15,10 +15,19 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from repro.exflow import paper
-from repro.exflow.evaluate import Cost, busiest, check_counts, check_shapes, distances, loads, total_cost
+from repro.exflow.evaluate import (
+    Cost,
+    busiest,
+    check_counts,
+    check_gpu,
+    check_shapes,
+    distances,
+    loads,
+    total_cost,
+)
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.search import balance, portfolio
-from repro.exflow.search.portfolio import Budget, Clock, Progress
+from repro.exflow.search.portfolio import Budget, Clock, Progress, check_effort
 from repro.exflow.search.problem import Problem
 from repro.exflow.trace import Trace, transitions
 from repro.topology import Topology
@@ -52,10 +61,7 @@ class Placement:
     max_load: float | None = None
 
     def __post_init__(self) -> None:
-        if self.gpu.ndim != 2 or self.gpu.dtype.kind not in "iu" or not self.gpu.size:
-            raise ValueError(f"gpu is {self.gpu.dtype} {self.gpu.shape}, must be integers [layers, experts]")
-        if self.gpu.min() < 0 or self.gpu.max() >= self.gpus:
-            raise ValueError(f"gpu is {self.gpu.min()} to {self.gpu.max()}, allowed: 0 to {self.gpus - 1}")
+        check_gpu(self.gpu, self.gpus)
 
     @property
     def machine(self) -> Levels:
@@ -130,7 +136,8 @@ def place(
     transition counts, another argument is out of range, or an integer program is too large (`paper.LARGEST_PROGRAM`).
     """
     levels = make_levels(gpus, gpus_per_node, costs)
-    _check(counts, levels.gpus, method, time_limit_s, rounds, max_load)
+    counts = check_counts(counts)
+    _check(counts.shape[1], levels.gpus, method, time_limit_s, rounds, max_load)
     limit = time_limit_s or (TIME_LIMIT_S if rounds is None or method.startswith("exflow") else math.inf)
     if rounds is None and (time_limit_s is None or method != "affinity"):
         rounds = ROUNDS
@@ -138,7 +145,7 @@ def place(
         portfolio.compile_kernels()
     start = time.perf_counter()
     budget = Budget(rounds, start + limit, progress, clock=clock)
-    task = Task(np.ascontiguousarray(counts, np.float64), levels, seed, budget, max_load, where_possible)
+    task = Task(counts, levels, seed, budget, max_load, where_possible)
     with threadpool_limits(1, user_api="blas"):  # matrices are small: more threads wait more than they compute
         gpu, found = METHODS[method](task)
     assert all((np.bincount(row, minlength=levels.gpus) == gpu.shape[1] // levels.gpus).all() for row in gpu)
@@ -151,12 +158,10 @@ def place(
 
 def evaluate(placement: Placement, routing: Trace | np.ndarray) -> Cost:
     """Hops and load of `placement` on a trace or, which gives the same, on its transition counts. With top-k routing a
-    hop is a pair of experts of weight 1/k². ValueError when shapes disagree or no token was counted."""
+    hop is a pair of experts of weight 1/k². ValueError when shapes disagree, or `routing` is neither."""
     gpu, levels = placement.gpu, placement.machine
-    counts = transitions(routing) if isinstance(routing, Trace) else routing
+    counts = transitions(routing) if isinstance(routing, Trace) else check_counts(routing)
     check_shapes(gpu.shape, (len(counts) + 1, counts.shape[-1]))
-    if counts.sum() <= 0:
-        raise ValueError("the routing has no tokens")
     edges, travelled = len(gpu) - 1, levels.hop_levels()
     tokens = counts.sum() / edges
     by_level = tuple(total_cost(counts, gpu, travelled == level) / tokens for level in range(len(levels.sizes)))
@@ -253,16 +258,13 @@ METHODS: dict[str, Callable[[Task], Found]] = {
 
 
 def _check(
-    counts: np.ndarray, gpus: int, method: str, time_limit_s: float | None, rounds: int | None, max_load: float | None
+    experts: int, gpus: int, method: str, time_limit_s: float | None, rounds: int | None, max_load: float | None
 ) -> None:
-    check_counts(counts)
-    if counts.shape[1] % gpus:
-        raise ValueError(f"{counts.shape[1]} experts per layer cannot be shared evenly by {gpus} GPUs")
+    if experts % gpus:
+        raise ValueError(f"{experts} experts per layer cannot be shared evenly by {gpus} GPUs")
     if method not in METHODS:
         raise ValueError(f"unknown placement method {method!r}, allowed: {', '.join(METHODS)}")
-    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
-        raise ValueError(f"time_limit_s is {time_limit_s}, must be positive and finite")
-    if rounds is not None and rounds < 0:
-        raise ValueError(f"rounds is {rounds}, must be 0 or more")
+    check_effort(time_limit_s, rounds)
+    balance.check_max_load(max_load)
     if max_load is not None and method != "affinity":
         raise ValueError(f"max_load is {max_load}: only method affinity keeps a load limit, found {method!r}")

@@ -90,7 +90,7 @@ class Recording:
                 f"{self.source} has {len(self._routers)} routers that could be recorded, need at least 2: known are "
                 "modules whose class ends in TopKRouter (transformers 5) and DeepSpeed's TopKGate; give others as `routers`"
             )
-        sizes = {_num_experts(router) for router in self._routers}
+        sizes = {experts_of(router) for router in self._routers}
         if len(sizes) > 1:
             raise ValueError(f"{self.source} has layers of {sorted(sizes)} experts: need one number")
         (self.num_experts,) = sizes
@@ -301,8 +301,8 @@ def _ends(model: nn.Module, tokens: Tensor) -> np.ndarray:
     return np.isin(tokens.cpu().numpy(), torch.as_tensor(ends).cpu().numpy())
 
 
-def _num_experts(router: nn.Module) -> int:
-    """As the router says, or as many as its weights have rows."""
+def experts_of(router: nn.Module) -> int:
+    """How many it chooses among: as it says, or as many as its weights have rows. ValueError where neither tells."""
     if hasattr(router, "num_experts"):
         return cast(int, router.num_experts)
     weight = getattr(getattr(router, "wg", router), "weight", None)

@@ -1,6 +1,7 @@
 """How long iterations and prompts take on this machine: the engine serves equal requests, every step is timed."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -31,12 +32,25 @@ def measure(
     """Median seconds of `repeats` iterations over each of `batches` rows at each of `contexts` stored tokens (the
     repeats are iterations around it, or the last ones that the model has positions for), and of `repeats` prompts of
     each length of `prompts` behind each of `starts` tokens. All ascending; `batches` from 1 on. A prompt that would go
-    beyond the model's positions behind its start is cut there. ValueError for a prompt that alone is longer than that,
-    and for a context that leaves no position for a new token. Times are of whole steps.
+    beyond the model's positions behind its start is cut there. Times are of whole steps. ValueError, before anything is
+    timed, for axes that are not so, for `repeats` below 1, for a prompt that alone is longer than that, and for a context
+    or a start that leaves no position for a token.
     """
+    longest = model.config.longest
+    for name, axis, first, most in (
+        ("batches", batches, 1, math.inf),
+        ("contexts", contexts, 0, longest - 1),
+        ("prompts", prompts, 1, longest),
+        ("starts", starts, 0, longest - 1),
+    ):
+        if not len(axis) or axis[0] < first or axis[-1] > most or any(a >= b for a, b in itertools.pairwise(axis)):
+            end = f" to {most}, for the model's {longest} positions" if most < math.inf else " on"
+            raise ValueError(f"{name} is {list(axis)}, must be at least one number, ascending, from {first}{end}")
+    if batches[0] != 1 or repeats < 1:
+        raise ValueError(f"batches begins with {batches[0]}, repeats is {repeats}: must begin with 1, and be 1 or more")
     wanted = max(max(contexts) + repeats + 2, max(prompts) + max(starts))
-    most = max(min(wanted, model.config.longest), max(contexts) + 1, max(prompts))
-    engine = Engine(model, Scheduler(max(batches), queue_limit=max(batches), token_gap_s=0), most, clock)
+    scheduler = Scheduler(max(batches), queue_limit=max(batches), token_gap_s=0)
+    engine = Engine(model, scheduler, min(wanted, longest), clock)
     engine.prepare()
     _prefill(engine, clock, max(prompts), 0, 1)  # warm-up, thrown away
     decode_s = [[_decode(engine, clock, batch, context, repeats) for context in contexts] for batch in batches]

@@ -41,15 +41,20 @@ V1_SHUFFLE_INTERVAL_S = 0.02  # [IMG] of v1 Fig. 9(a)
 V1_INTERVALS_MS = (500, 2500, 5000)  # [IMG] of v1 Fig. 7, which serves GPT-J
 
 
-def v1_single_request_s(system: str = "Flover") -> float:
-    """[D] T1 of GPT-J in v1, or with "FasterTransformer": the mean of the three that Fig. 7 prints for batch 1."""
-    alone = [printed("FL-F7", f"{system}, {each} ms, batch 1")[1] for each in V1_INTERVALS_MS]
+def v1_seconds(system: str, interval_ms: int, rows: int = 1) -> dict[float | None, float]:
+    """[IMG] Of v1 Fig. 7, by the number of requests, each of so many rows (there: its batch)."""
+    return printed("FL-F7", f"{system}, {interval_ms} ms, batch {rows}")
+
+
+def v1_single_request_s(system: str = "Flover", rows: int = 1) -> float:
+    """[D] T1 of GPT-J in v1, or with "FasterTransformer": the mean of the three that Fig. 7 prints for so many rows."""
+    alone = [v1_seconds(system, each, rows)[1] for each in V1_INTERVALS_MS]
     return sum(alone) / len(alone)
 
 
-def v1_instance_pace_s() -> float:
-    """[D] Seconds between two answers of FasterTransformer's instances in v1: Fig. 7's slope at 500 ms, batch 1."""
-    seconds = printed("FL-F7", f"FasterTransformer, {V1_INTERVALS_MS[0]} ms, batch 1")
+def v1_instance_pace_s(rows: int = 1) -> float:
+    """[D] Seconds between two answers of FasterTransformer's instances in v1: Fig. 7's slope at 500 ms."""
+    seconds = v1_seconds("FasterTransformer", V1_INTERVALS_MS[0], rows)
     return (seconds[8] - seconds[1]) / 7
 
 

@@ -1,5 +1,7 @@
-"""What `Engine.serve` returns."""
+"""What `Engine.serve` returns, and which of several passes over the same requests counts."""
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repro.flover.request import Generation
@@ -26,3 +28,15 @@ class ServingReport:
     def failed(self) -> dict[int, str]:
         """Cause by request id, of those whose answer broke off."""
         return {g.request.id: g.cause for g in self.generations if g.finish_reason == "error"}
+
+
+def repeated(serve: Callable[[], ServingReport], passes: int, short_s: float = math.inf) -> list[ServingReport]:
+    """Of so many passes over the requests, or of the first alone where it takes `short_s` seconds or more."""
+    first = serve()
+    more = passes - 1 if first.total_seconds < short_s else 0
+    return [first, *(serve() for _ in range(more))]
+
+
+def middle(passes: Sequence[ServingReport]) -> ServingReport:
+    """The pass whose total time is the median (the lower one of an even number), so that all its times are of one run."""
+    return sorted(passes, key=lambda report: report.total_seconds)[(len(passes) - 1) // 2]

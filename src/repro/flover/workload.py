@@ -25,7 +25,7 @@ def azure(
     lengths by `length_scale`, rounded, then clipped to 1 … the given maximum. ValueError when it has too few rows."""
     table = _rows(path, count, start)
     times = pd.to_datetime(table.TIMESTAMP)
-    arrivals = (times - times[0]).dt.total_seconds() * time_scale
+    arrivals = (times - times.min()).dt.total_seconds() * time_scale
     prompts = _lengths(table.ContextTokens, length_scale, max_prompt_tokens)
     outputs = _lengths(table.GeneratedTokens, length_scale, max_output_tokens)
     return [RequestShape(*row) for row in zip(arrivals.tolist(), prompts, outputs, strict=True)]
@@ -72,7 +72,7 @@ def prompts_from_text(shapes: Sequence[RequestShape], token_ids: Sequence[int], 
     """Passages of the text `token_ids` from seeded positions, as long as each shape asks. ValueError when the text is
     shorter than the longest prompt."""
     generator = np.random.default_rng(seed)
-    longest = max(shape.prompt_tokens for shape in shapes)
+    longest = max((shape.prompt_tokens for shape in shapes), default=0)
     if len(token_ids) < longest:
         raise ValueError(f"the text has {len(token_ids)} tokens, the longest prompt needs {longest}")
     starts = generator.integers(0, len(token_ids) - longest + 1, len(shapes)).tolist()

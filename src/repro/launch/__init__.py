@@ -28,6 +28,7 @@ from repro.topology import Topology
 __all__ = ["CollectiveHang", "Done", "LaunchTimeout", "PlacementError", "RankError", "launch"]
 
 T = TypeVar("T")
+_MOST_S = 1e8  # three years; torch counts 64 bits of nanoseconds
 
 
 def launch(
@@ -56,8 +57,9 @@ def launch(
     elsewhere. Where the job's machine has GPUs, the current device is number LOCAL_RANK (modulo their count), and the
     group serves GPU tensors by NCCL (RCCL on ROCm).
     """
-    if world_size < 1 or threads < 1 or timeout_s <= 0:
-        raise ValueError(f"world_size {world_size}, threads {threads}, timeout_s {timeout_s}: all must be positive")
+    if world_size < 1 or threads < 1 or not 0 < timeout_s <= _MOST_S:
+        found = f"world_size {world_size}, threads {threads}, timeout_s {timeout_s}"
+        raise ValueError(f"{found}: all must be positive, and the time at most {_MOST_S:.0e} s")
     for what, shape in {"fabric": fabric.topology if fabric else None, "topology": topology}.items():
         if shape is not None and shape.world_size != world_size:
             raise ValueError(f"world_size is {world_size}, but the {what} has {shape.world_size} ranks")

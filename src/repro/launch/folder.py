@@ -19,7 +19,12 @@ def private() -> Iterator[Path]:
     """A folder of this user alone, locked while the block runs. Those of launches that were killed with all their ranks
     are removed first. FileNotFoundError where there is no folder for temporary files."""
     _clear()
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, _locked(Path(name)):
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name,
+        contextlib.ExitStack() as held,
+    ):
+        with contextlib.suppress(OSError):  # as on NFS, which locks no folder; `_clear` then removes none
+            held.enter_context(_locked(Path(name)))
         yield Path(name)
 
 

@@ -3,6 +3,7 @@
 A second thread obeys the parent meanwhile, so a rank answers "where are you" even from inside a collective.
 """
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from repro import files
 from repro.emulate.netns import Fabric, enter
 from repro.launch.errors import RankError
 from repro.launch.where import make_waits_visible, where
@@ -72,16 +74,23 @@ def run_rank(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     done, released = threading.Event(), threading.Event()
 
-    def tell(kind: str, content: bytes) -> None:
-        """The content in a file; then a message, so short that it is whole even if ranks tell at once."""
-        (setup.folder / f"{kind}-{rank}").write_bytes(content)
-        told.send((kind, rank))
+    def leave(kind: str, content: bytes) -> tuple[str, int]:
+        """The content in a file; a message of it, so short that it is whole even if ranks tell at once."""
+        path = setup.folder / f"{kind}-{rank}"
+        try:
+            with files.told_of(path):
+                path.write_bytes(content)
+        except OSError:
+            path.unlink(missing_ok=True)  # room for the error
+            raise
+        return kind, rank
 
     def obey() -> None:
         """Serve the parent: a message asks where the main thread is; end of file ends the rank."""
         try:
             while control.recv_bytes():
-                tell(WHERE, pickle.dumps(where(run_rank.__code__)))
+                with contextlib.suppress(OSError):  # a full disk: no answer
+                    told.send(leave(WHERE, pickle.dumps(where(run_rank.__code__))))
         except (EOFError, OSError):
             pass
         finally:
@@ -93,23 +102,24 @@ def run_rank(
     threading.Thread(target=obey, daemon=True).start()
     try:
         setup.enter(rank)
-        report = RESULT, pickle.dumps(fn(rank, setup.world_size, *args))
+        report = leave(RESULT, pickle.dumps(fn(rank, setup.world_size, *args)))
     except BaseException as error:
-        report = ERROR, _pickled(rank, error)
+        report = leave(ERROR, _pickled(rank, error))
     done.set()
-    tell(*report)
+    told.send(report)
     released.wait()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: a parent without
+        stream.flush()
     os._exit(int(report[0] == ERROR))  # at a usual exit, a spawned rank would abort in gloo's threads
 
 
 def _pickled(rank: int, error: BaseException) -> bytes:
     """The error as a RankError; without the exception object where that cannot be pickled and read back."""
-    text = "".join(traceback.format_exception(error))
+    said = traceback.TracebackException.from_exception(error, compact=True)  # `str(error)` itself may raise
+    told = rank, type(error).__name__, str(said), "".join(said.format())
     try:
-        content = pickle.dumps(RankError(rank, type(error).__name__, str(error), text, exception=error))
+        content = pickle.dumps(RankError(*told, exception=error))
         pickle.loads(content)  # an exception with an __init__ of its own often fails only here
         return content
     except Exception:
-        return pickle.dumps(RankError(rank, type(error).__name__, str(error), text))
+        return pickle.dumps(RankError(*told))

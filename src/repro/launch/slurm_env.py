@@ -5,6 +5,9 @@ import subprocess
 
 from repro.launch.variables import number
 
+# Of 20000 ports: those of neighbouring jobs lie far apart (the golden section), also where they have hundreds of steps.
+_BETWEEN_JOBS = 12361
+
 
 def hosts() -> list[str]:
     """Names of the step's nodes, in Slurm's order, which is that of the ranks. ValueError outside a step, and where
@@ -14,8 +17,9 @@ def hosts() -> list[str]:
         raise ValueError("not in a step of a Slurm job: SLURM_STEP_NODELIST is not set")
     try:
         found = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
-    except FileNotFoundError as error:
-        raise ValueError(f"SLURM_STEP_NODELIST is {nodes!r}: `scontrol` is not on PATH") from error
+    except OSError as error:
+        reason = "is not on PATH" if isinstance(error, FileNotFoundError) else f"cannot be run: {error.strerror}"
+        raise ValueError(f"SLURM_STEP_NODELIST is {nodes!r}: `scontrol` {reason}") from error
     if found.returncode or not found.stdout.strip():
         raise ValueError(f"SLURM_STEP_NODELIST is {nodes!r}: scontrol says {found.stderr.strip() or 'nothing'}")
     return found.stdout.split()
@@ -23,7 +27,8 @@ def hosts() -> list[str]:
 
 def rendezvous() -> dict[str, str]:
     """What of MASTER_ADDR and MASTER_PORT the environment lacks, the same for all tasks of the step: its first node,
-    and a port from job and step number, seldom another step's: 10000 to 29999, below those that systems hand out.
+    and a port from job and step number, seldom another step's: 10000 to 29999, below those that systems hand out. The
+    first 1000 steps of jobs whose numbers are less than 13 apart have no port in common.
     ValueError where Slurm does not tell, or MASTER_PORT is no port."""
     env, found = os.environ, dict[str, str]()
     if not env.get("MASTER_ADDR"):
@@ -35,5 +40,6 @@ def rendezvous() -> dict[str, str]:
     else:
         if not {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= env.keys():
             raise ValueError("MASTER_PORT is not set, and no step of a Slurm job tells it")
-        found["MASTER_PORT"] = str(10000 + (number("SLURM_JOB_ID", 0) * 101 + number("SLURM_STEP_ID", 0)) % 20000)
+        step = number("SLURM_JOB_ID", 0) * _BETWEEN_JOBS + number("SLURM_STEP_ID", 0)
+        found["MASTER_PORT"] = str(10000 + step % 20000)
     return found

@@ -17,6 +17,7 @@ from repro.launch.where import SILENT_S
 _ANSWER_S = 1.0  # patience for the answer to "where are you"; a rank that holds the GIL in native code gives none
 _CAUSE_S = 1.0  # patience for the cause when ranks only report that a neighbour's connection broke or was silent
 _EXIT_S = 2.0  # patience for a released rank to end by itself
+_LOOK_S = 30.0  # between looks for dead ranks: a process that one has forked keeps open what would tell
 
 
 class Ranks:
@@ -71,20 +72,33 @@ class Ranks:
     def _listen(self, limit: float) -> bool:
         """Take in what the ranks tell until `limit`; False when nothing came. RankError when a rank died."""
         sentinels = {process.sentinel: rank for rank, process in enumerate(self.processes)}
-        ready = wait([self.told, *sentinels], timeout=max(0.0, limit - time.monotonic()))
+        dead: list[int] = []
+        while not (ready := wait([self.told, *sentinels], max(0.0, min(_LOOK_S, limit - time.monotonic())))):
+            dead = [rank for rank, process in enumerate(self.processes) if process.exitcode is not None]
+            if dead or time.monotonic() >= limit:
+                break
+        dead += sorted(sentinels[end] for end in set(ready) & sentinels.keys())
         while self.told.poll():
-            kind, rank = self.told.recv()
-            content = pickle.loads((self.setup.folder / f"{kind}-{rank}").read_bytes())
-            {RESULT: self.results, ERROR: self.errors, WHERE: self.answers}[kind][rank] = content
-        for rank in sorted(sentinels[dead] for dead in set(ready) & sentinels.keys()):
+            self._take_in(*self.told.recv())
+        for rank in dead:
             raise self._final(self.errors.get(rank) or RankError(rank))
         return bool(ready)
+
+    def _take_in(self, kind: str, rank: int) -> None:
+        """What a rank has left. RankError where it cannot be unpickled, as a class may allow only one way."""
+        content = (self.setup.folder / f"{kind}-{rank}").read_bytes()
+        try:
+            found = pickle.loads(content)
+        except Exception as error:
+            message = f"its {kind} was pickled, but cannot be unpickled: {error}"
+            raise self._final(RankError(rank, type(error).__name__, message)) from error
+        {RESULT: self.results, ERROR: self.errors, WHERE: self.answers}[kind][rank] = found
 
     def _final(self, error: RankError) -> RankError:
         """The error with its process's fate, after all ranks were stopped. A rank that raised ends with exit code 1."""
         self.stop()
         error.exit_code = code = self.processes[error.rank].exitcode
-        error.signal = -code if code < 0 and not error.type_name else None
+        error.signal = -code if code is not None and code < 0 and not error.type_name else None
         return error
 
     def _ask_where(self) -> None:

@@ -33,27 +33,37 @@ def seconds_left(timeout_s: float) -> float:
 def until(timeout_s: float, rank: int, outermost: CodeType) -> Iterator[None]:
     """End this process with EXIT_CODE when the block takes longer than `timeout_s`, or beyond the job's deadline. The
     stack that it tells begins inside the frame of `outermost`. ValueError for a deadline that is no number."""
-    left = seconds_left(timeout_s)
-    timer = threading.Timer(left, _tell_and_end, (rank, left, outermost))
+    left, done = seconds_left(timeout_s), threading.Event()
+    timer = threading.Timer(left, _tell_and_end, (rank, left, outermost, done))
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
+        done.set()
         timer.cancel()
 
 
-def _tell_and_end(rank: int, after_s: float, outermost: CodeType) -> None:
-    time.sleep(SILENT_S)  # a rank that has only just entered a collective is not stuck there
-    stack, blocked = where(outermost)
-    told = json.dumps({"rank": rank, "after_s": after_s, "stack": stack, "blocked": blocked})
+def _tell_and_end(rank: int, after_s: float, outermost: CodeType, done: threading.Event) -> None:
+    if done.wait(SILENT_S):  # a rank that has only just entered a collective is not stuck there, and may get done
+        return
+    try:
+        stack, blocked = where(outermost)
+        told = json.dumps({"rank": rank, "after_s": after_s, "stack": stack, "blocked": blocked})
+        _leave(rank, told)
+        print(f"rank {rank} was not done after {after_s:.0f} s:\n{stack}", file=sys.stderr, flush=True)
+        time.sleep(_TOGETHER_S)
+    finally:  # also where nothing could be told: who waits for this rank would wait for ever
+        os._exit(EXIT_CODE)
+
+
+def _leave(rank: int, told: str) -> None:
+    """In the job's folder, if it has one; where that is gone or its disk full, standard error alone tells."""
     if folder := os.environ.get(FOLDER):
-        begun = Path(folder, f".rank-{rank}")
-        begun.write_text(told)
-        begun.rename(Path(folder, f"rank-{rank}.json"))
-    print(f"rank {rank} was not done after {after_s:.0f} s:\n{stack}", file=sys.stderr, flush=True)
-    time.sleep(_TOGETHER_S)
-    os._exit(EXIT_CODE)
+        with contextlib.suppress(OSError):
+            begun = Path(folder, f".rank-{rank}")
+            begun.write_text(told)
+            begun.rename(Path(folder, f"rank-{rank}.json"))
 
 
 def cause(folder: Path, world_size: int) -> LaunchTimeout | None:

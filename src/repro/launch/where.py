@@ -4,6 +4,7 @@ torch.distributed while no TCP connection of the rank has moved a byte for `SILE
 import contextlib
 import os
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -46,7 +47,9 @@ def _silent_s() -> float:
     """Seconds since the last byte went over any TCP connection of this process; infinite without one, or off Linux."""
     silent_ms = [float("inf")]
     for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
-        with contextlib.suppress(OSError):  # closed meanwhile, or neither a socket nor TCP
+        with contextlib.suppress(OSError):  # closed meanwhile, or not TCP
+            if not stat.S_ISSOCK(os.fstat(int(descriptor)).st_mode):  # of which `socket` would leave the copy open
+                continue
             with socket.socket(fileno=os.dup(int(descriptor))) as copy:
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
             if info[0] == _TCP_ESTABLISHED:

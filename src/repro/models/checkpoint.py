@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from repro.models.config import listed
-from repro.models.llama import LlamaConfig
+from repro.models.decoder import GivenAway
+from repro.models.llama import Llama, LlamaConfig
 from repro.models.reading import finite, naming, wording
 from repro.models.rotary import interleaved, scaling
 
@@ -108,10 +109,21 @@ def read_gguf(path: str | Path) -> tuple[LlamaConfig, dict[str, Tensor]]:
         config = _config(file, architecture)
         names = [name for name in file.tensors if name != _DIVISORS or architecture != "llama"]
         config.check_weights({name: file.tensors[name].shape for name in names})
-        weights = {name: finite(name, torch.from_numpy(file.read(name))) for name in names}
-        if architecture != "llama":  # whose rows lie in the order of rotary pairs
-            weights = {name: interleaved(config, name, weight) for name, weight in weights.items()}
+        weights = {}
+        for name in names:
+            weight = finite(name, torch.from_numpy(file.read(name)))
+            # In a LLaMA rows lie in the order of rotary pairs.
+            weights[name] = weight if architecture == "llama" else interleaved(config, name, weight)
         return config, weights
+
+
+def load_gguf(path: str | Path, **options: Any) -> Llama:
+    """The model in a GGUF file: `Llama(*read_gguf(path), **options)`, but each weight of the file leaves memory when its
+    layer is made."""
+    config, weights = read_gguf(path)
+    given = GivenAway(weights)
+    del weights
+    return Llama(config, given, **options)
 
 
 def _config(file: GGUFFile, architecture: str) -> LlamaConfig:
@@ -176,6 +188,8 @@ def tokenizer(path: str | Path) -> Tokenizer:
         vocab = _vocab(file)
         if isinstance(vocab, int) and len(tokens) > vocab:
             raise ValueError(f"{len(tokens)} tokens, but the model knows {vocab}")
+        if len(kinds) != len(tokens):
+            raise ValueError(f"tokenizer.ggml.token_type holds {len(kinds)}, allowed: {len(tokens)}, one a token")
         of_kind = list(zip(tokens, kinds, strict=True))
         try:
             bpe = models.BPE(

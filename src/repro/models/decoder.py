@@ -48,7 +48,7 @@ class _Drawn(Mapping[str, Tensor]):
         if len(shape) == 1:
             return torch.full(shape, 0.0 if name.endswith("bias") else 1.0, device=self.device, dtype=self.dtype)
         generator = torch.Generator(self.device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
-        drawn = torch.randn(shape, generator=generator, device=self.device)
+        drawn = torch.randn(shape, generator=generator, device=self.device, dtype=torch.float32)
         return drawn.div_(math.sqrt(shape[1])).to(self.dtype)
 
     def __contains__(self, name: object) -> bool:
@@ -59,6 +59,11 @@ class _Drawn(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.shapes)
+
+
+class GivenAway(dict[str, Tensor]):
+    """Weights that nobody else needs: each leaves when a model makes a layer of it, or memory would hold them all beside
+    the model."""
 
 
 class Decoder(ABC):
@@ -131,8 +136,9 @@ class Decoder(ABC):
 
     def _get(self, name: str) -> Tensor:
         """A weight in the model's dtype and place."""
-        tied = name == "output.weight" and name not in self._weights  # no output head: it is the embedding
-        weight = self._weights["token_embd.weight" if tied else name]
+        if name == "output.weight" and name not in self._weights:
+            return self.embedding  # no output head: it is the embedding
+        weight = self._weights.pop(name) if isinstance(self._weights, GivenAway) else self._weights[name]
         if not weight.is_floating_point():
             raise ValueError(f"{name} has dtype {weight.dtype}, allowed: floating point")
         converted = weight.to(self.device, self.dtype)
@@ -188,5 +194,8 @@ class Decoder(ABC):
             return self.head(hidden) if len(hidden) else hidden.new_empty(0, self.config.vocab)
 
     def prefill(self, tokens: Tensor, cache: KVCache, slot: int = 0, start: int = 0) -> Tensor:
-        """Logits [vocab] after a prompt [n] int64, or the chunk of one from position `start` on."""
+        """Logits [vocab] after a prompt [n] int64, or the chunk of one from position `start` on. ValueError where it is
+        empty."""
+        if not len(tokens):
+            raise ValueError("a prompt has no tokens, allowed: at least one")
         return self.forward(Rows.prompt(tokens, slot, start), cache, slice(len(tokens) - 1, len(tokens)))[0]

@@ -95,12 +95,13 @@ def _yarn_magnitude(numbers: Mapping[str, Any]) -> float:
 def turns(config: DecoderConfig) -> tuple[Tensor, Tensor]:
     """Cosine and sine of what a position turns a pair by: fp32 [context, pairs], rounded as in transformers. ValueError
     for `rope_divisors` that are not one per pair."""
-    frequencies = 1.0 / config.rope_base ** (torch.arange(0, config.rotary_dim, 2).float() / config.rotary_dim)
+    pairs = torch.arange(0, config.rotary_dim, 2, device="cpu").float()
+    frequencies = 1.0 / config.rope_base ** (pairs / config.rotary_dim)
     if config.rope_divisors:
         if len(config.rope_divisors) != len(frequencies):
             raise ValueError(f"rope_divisors are {len(config.rope_divisors)}, allowed: {len(frequencies)}, one a pair")
-        frequencies /= torch.tensor(config.rope_divisors)
-    angles = torch.arange(config.context)[:, None] * frequencies
+        frequencies /= torch.tensor(config.rope_divisors, device="cpu", dtype=torch.float32)
+    angles = torch.arange(config.context, device="cpu")[:, None] * frequencies
     return angles.cos().mul_(config.rope_magnitude), angles.sin_().mul_(config.rope_magnitude)  # no third table
 
 

@@ -8,15 +8,15 @@ words, so that a row may be part of a larger tensor:
   scales   float32 [rows, blocks]: in a payload they may lie at odd addresses, so they are copied out and in
   half     values of a row before the high nibbles begin: ceil(n / 2) in INT4, n in INT8, which has no high nibbles
 
-numba keeps compiled kernels on disk (cache=True). error_model="numpy" leaves out Python's test of every divisor for
-zero, and the casts to 32 bits keep numba from computing in 64: a loop with either would not be vectorised.
+error_model="numpy" leaves out Python's test of every divisor for zero, and the casts to 32 bits keep numba from
+computing in 64: a loop with either would not be vectorised.
 """
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from repro.compiled import compiled
 from repro.quantize.reference import BITS, TINY, code_bytes, payload_bytes
 
 _ROUND = np.float32(1.5 * 2**23)  # fp32 has no bits for a fraction up there: adding it rounds, half to even
@@ -27,7 +27,7 @@ _BF16 = np.dtype(np.uint16)
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
 FLOATS = tuple(_WORDS)  # what the kernels read and write
 
-_compiled = njit(cache=True, nogil=True, error_model="numpy")
+_compiled = compiled(nogil=True, error_model="numpy")
 
 
 @_compiled

@@ -1,6 +1,5 @@
 """What a hop of a collective of a plan takes: processors, links, quantising and restoring."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,22 +11,10 @@ from repro.scaling.algorithms import Algorithm, Kind
 from repro.scaling.assumptions import Assumptions
 from repro.scaling.machines import Machine
 from repro.scaling.network import Links, Network, Value
-from repro.topology import Topology
 from repro.zero import traffic
-from repro.zero.traffic import Collective
 
 # Per value that is quantised: read in 16 bits, written in 8; and per value that is restored, the other way round.
 QUANTIZE_BYTES = 3
-
-
-def restoring(collective: Collective, topology: Topology) -> Iterator[tuple[traffic.Hop, int]]:
-    """The hops of a collective, each with the values that a rank turns back into floats after it: all that it gathered,
-    once they go no further as they are, or each piece that it adds up."""
-    hops, gathered = list(traffic.hops(collective, topology)), collective.numel
-    for hop, after in zip(hops, [*hops[1:], None], strict=False):
-        gathered *= hop.ranks
-        travels_on = after is not None and after.bits == hop.bits
-        yield hop, hop.quantised if hop.kind == "reduce" else gathered if hop.bits < 16 and not travels_on else 0
 
 
 class Cost(NamedTuple):
@@ -46,7 +33,7 @@ class Cost(NamedTuple):
     quantize: Value
 
 
-def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assumptions) -> Cost:
+def hop_seconds(hop: traffic.Hop, machine: Machine, assumed: Assumptions) -> Cost:
     """What a hop takes. NCCL and RCCL use rings; `repro.comm` does over several levels, and within one level it
     exchanges directly. A quantised reduction is a direct all-to-all, and a sum at the receiver."""
     alone, nbytes = _alone(machine.network), hop.ranks * hop.payload
@@ -55,7 +42,7 @@ def hop_seconds(hop: traffic.Hop, restored: int, machine: Machine, assumed: Assu
     apart = assumed.scales_apart if hop.bits < 16 else 0.0
     # The same bytes in more messages: each costs what an empty one does.
     sent = (assumed.messages * (1 + apart) * empty, (full - empty) / share, links / share)
-    values, kernels = hop.quantised + restored, (hop.quantised > 0) + (restored > 0)
+    values, kernels = hop.quantised + hop.restored, (hop.quantised > 0) + (hop.restored > 0)
     if machine.quantize_values_per_s is None:
         streamed = values * QUANTIZE_BYTES / machine.hbm_bytes_per_s
         work = assumed.quantize_slowdown * streamed + assumed.messages * kernels * machine.launch_s

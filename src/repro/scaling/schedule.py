@@ -22,7 +22,7 @@ from repro.comm import Route
 from repro.comm.route import most_under_way
 from repro.scaling import collectives
 from repro.scaling.assumptions import Assumptions
-from repro.scaling.hops import hop_seconds, level_seconds, restoring
+from repro.scaling.hops import hop_seconds, level_seconds
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.zero import Plan, traffic
@@ -99,8 +99,8 @@ def _hops(collective: Collective, machine: Machine, assumed: Assumptions) -> lis
     """Of a collective. All that a rank sends leaves through its own link, the innermost."""
     found = []
     own, link = machine.topology.levels[0], machine.network.links[0]
-    for hop, restored in restoring(collective, machine.topology):
-        cost = hop_seconds(hop, restored, machine, assumed)
+    for hop in traffic.hops(collective, machine.topology):
+        cost = hop_seconds(hop, machine, assumed)
         uses = level_seconds(hop, machine, assumed) | {PROCESSORS: cost.moving + cost.quantize}
         if own.size > 1:
             all_to_all = hop.kind == "reduce" and hop.bits < 16

@@ -21,7 +21,7 @@ import torch
 from repro.models.gpt import GPT, GPTConfig
 from repro.scaling import schedule
 from repro.scaling.assumptions import Assumptions
-from repro.scaling.hops import hop_seconds, restoring
+from repro.scaling.hops import hop_seconds
 from repro.scaling.machines import Machine
 from repro.scaling.network import Value
 from repro.zero import Plan, memory, traffic
@@ -162,8 +162,8 @@ def _messages(plan: Plan, shapes: Layout, machine: Machine, accumulation: int, a
     last = (*sums, moves.gather_updated)  # routes that are walked after the last backward
     for collective in traffic.collectives(plan, shapes, accumulation):
         times = _times(plan, collective, accumulation, assumed)
-        for hop, restored in restoring(collective, plan.topology):
-            cost = hop_seconds(hop, restored, machine, assumed)
+        for hop in traffic.hops(collective, plan.topology):
+            cost = hop_seconds(hop, machine, assumed)
             working = times * (cost.latency + cost.moving + cost.quantize)
             seconds = times * cost.links + (0.0 if shared else working)
             busy += working if shared else 0.0

@@ -11,6 +11,7 @@ more ranks carries the error that the model has at this size on the most ranks t
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,7 +48,7 @@ class Band:
 
 def _nearest(errors: pd.Series, nbytes: float) -> pd.Series:
     """Those of the `NEAREST` sizes next to `nbytes`, by ratio."""
-    away = np.abs(np.log(errors.index.to_numpy().clip(1) / max(nbytes, 1)))  # no byte, as of osu_latency, is as one
+    away = np.abs(np.log(_at_least_one(errors.index) / _at_least_one(nbytes)))
     return errors.iloc[np.argsort(away, kind="stable")[:NEAREST]]
 
 
@@ -57,12 +58,17 @@ def distances(fitted: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     ranks, fitted_ranks = (table.sizes.map(np.prod).astype(float) for table in (rows, fitted))
     return pd.DataFrame(
         {
-            "bytes": _beyond(rows.nbytes.clip(1), fitted.nbytes.clip(1)),
+            "bytes": _beyond(_at_least_one(rows.nbytes), _at_least_one(fitted.nbytes)),
             "ranks": _beyond(ranks, fitted_ranks),
             "collectives": (~rows.collective.isin(fitted.collective.unique())).astype(float),
         },
         index=rows.index,
     )
+
+
+def _at_least_one(nbytes: Any) -> Any:
+    """For logarithms and ratios: no byte, as of osu_latency, is as one."""
+    return np.maximum(nbytes, 1)
 
 
 def _beyond(values: pd.Series, fitted: pd.Series) -> pd.Series:
@@ -75,7 +81,7 @@ def folds(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series]]:
     sizes = table.nbytes.rank(method="dense").astype(int)
     if sizes.max() > 2:
         yield from (("", sizes % 3 == k) for k in range(3))
-        logs = np.log(table.nbytes.clip(1))
+        logs = np.log(_at_least_one(table.nbytes))
         yield from (("bytes", logs > logs.min() + part * (logs.max() - logs.min())) for part in (2 / 3, 5 / 6))
     ranks = table.sizes.map(np.prod)
     yield from (("ranks", ranks > most) for most in sorted(ranks.unique())[:-1])
@@ -105,7 +111,7 @@ def _placed(table: pd.DataFrame) -> pd.DataFrame:
     ranks = table.sizes.map(np.prod).astype(float)
     size = table.nbytes / np.where(table.collective == "all_to_all", ranks, 1)
     crossed = [f"{hop} {[n > 1 for n in sizes]}" for hop, sizes in zip(table.hop, table.sizes, strict=True)]
-    return table.assign(log_ranks=np.log(ranks), log_size=np.log(size.clip(1)), crossed=crossed)
+    return table.assign(log_ranks=np.log(ranks), log_size=np.log(_at_least_one(size)), crossed=crossed)
 
 
 def _interpolated(known: pd.DataFrame, asked: pd.DataFrame) -> list[float]:

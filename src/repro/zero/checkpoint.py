@@ -37,7 +37,7 @@ from repro.zero.checkpoint_files import (
 from repro.zero.engine import ZeroOptimizer
 
 T = TypeVar("T")
-STEPS = 2**63  # are below
+_STEPS = 2**63  # are below
 
 
 def save(
@@ -161,7 +161,7 @@ def _gathered(value: T) -> list[T]:
 
 
 def _named(folder: Path, step: int, prefix: str = "") -> Path:
-    if type(step) is not int or not 0 <= step < STEPS:
+    if type(step) is not int or not 0 <= step < _STEPS:
         raise ValueError(f"step is {step!r}, allowed: whole numbers from 0 on")
     return folder / f"{prefix}step-{step:08d}"
 
@@ -171,8 +171,8 @@ def _folders(folder: Path, prefix: str) -> dict[int, Path]:
     found = {}
     for path in folder.glob(f"{prefix}step-*"):
         name = re.fullmatch(r"\.?step-([0-9]{8,19})", path.name)
-        step = int(name[1]) if name else STEPS
-        if step < STEPS and path == _named(folder, step, prefix) and path.is_dir() and not path.is_symlink():
+        step = int(name[1]) if name else _STEPS
+        if step < _STEPS and path == _named(folder, step, prefix) and path.is_dir() and not path.is_symlink():
             found[step] = path
     return found
 

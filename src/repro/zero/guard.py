@@ -36,6 +36,8 @@ class Guard:
         """An exception in this block ends the use of the engine."""
         try:
             yield
+        except BrokenEngineError:
+            raise  # of a block within this one, which has said why
         except BaseException as error:
             self._broken = f"{what} was ended by {type(error).__name__}: {error}"
             if isinstance(error, Exception):

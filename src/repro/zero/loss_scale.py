@@ -34,9 +34,13 @@ class LossScale:
 
     def attach(self, model: nn.Module) -> None:
         """Scale the gradients that enter `model`: those of tensors in tuples, lists, dictionaries and dataclasses.
-        float16 outputs become float32, so these are not rounded. A forward whose output hides all its tensors in
-        something else raises TypeError: its gradients would not be scaled. Nor are those of a loss that is made of
-        other tensors than the returned ones, such as an attribute of the model: return it as well."""
+        float16 outputs become float32, so these are not rounded. Gradients that leave the model through its inputs, in
+        tuples, lists and dictionaries, are divided again: what made an input may be this model, or have another
+        optimizer. A forward whose output hides all its tensors in something else raises TypeError: its gradients would
+        not be scaled. Nor are those of a loss that is made of other tensors than the returned ones, such as an
+        attribute of the model: return it as well."""
+        # Before FSDP's hook, which rounds inputs: gradients are divided as wide as they leave.
+        model.register_forward_pre_hook(self._unscale_inputs, prepend=True, with_kwargs=True)
         model.register_forward_hook(self._scale_outputs)
 
     def require_scaled(self) -> None:
@@ -50,6 +54,16 @@ class LossScale:
     def forget(self) -> None:
         """The gradients are gone."""
         self._entered = False
+
+    def _unscale_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return tree_map(self._unscaled, args), tree_map(self._unscaled, kwargs)
+
+    def _unscaled(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.requires_grad or not torch.is_grad_enabled():
+            return value
+        value = value.view_as(value)  # other uses of the input are not the model's
+        value.register_hook(partial(torch.div, other=self.value))
+        return value
 
     def _scale_outputs(self, module: nn.Module, args: Any, outputs: Any) -> Any:
         self._reached, self._unknown = False, ""

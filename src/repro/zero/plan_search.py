@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -61,9 +62,12 @@ def search(
     Every partition of the three states and the secondary shard is looked at. Each of its routes is the cheapest of: one
     flat hop; two hops, node and network; one hop per level, with any of the bits on each. Routes are chosen one kind
     of message after the other, which finds the best combination where a step's exchanges add up, as in the default
-    cost. Raises ValueError when nothing fits, and says what the smallest plan needs; and where the default cost has
-    neither a rate nor a latency of any level to tell plans apart by.
+    cost. Raises ValueError when nothing fits, and says what the smallest plan needs; for no plans, no bits, fewer than
+    one micro-batch and a plan of another machine; and where the default cost has neither a rate nor a latency of any
+    level to tell plans apart by.
     """
+    plans = None if plans is None else list(plans)
+    _check(topology, micro_batches, {"weight_bits": weight_bits, "gradient_bits": gradient_bits}, plans)
     split = [level for level in topology.levels if level.size > 1]
     free = all(math.isinf(level.bytes_per_s) and not level.latency_s for level in split)
     if cost is traffic.step_seconds and split and free:
@@ -85,10 +89,26 @@ def search(
     if not fitting:
         least = min(candidates, key=lambda candidate: candidate.rank_bytes)
         raise ValueError(
-            f"no plan fits {memory / 1e9:.1f} GB per rank; the smallest, {least.plan.name}, "
-            f"needs {least.rank_bytes / 1e9:.1f} GB"
+            f"no plan fits {memory / 1e9:.4g} GB per rank; the smallest, {least.plan.name}, "
+            f"needs {least.rank_bytes / 1e9:.4g} GB"
         )
     return sorted(fitting, key=lambda candidate: (candidate.step_s, candidate.rank_bytes))
+
+
+def _check(
+    topology: Topology, micro_batches: int, bits: dict[str, Sequence[int]], plans: Sequence[Plan] | None
+) -> None:
+    if not isinstance(micro_batches, Integral) or micro_batches < 1:
+        raise ValueError(f"micro_batches is {micro_batches!r}, allowed: an integer of at least 1")
+    for name, some in bits.items():
+        if not isinstance(some, Sequence) or not some:
+            raise ValueError(f"{name} is {some!r}, allowed: several of 32, 16, 8, 4, or one in a tuple")
+    if plans is not None and not plans:
+        raise ValueError("plans is empty, allowed: at least one plan, or None for all")
+    for plan in plans or ():
+        of_plan, machine = ([(level.name, level.size) for level in each.levels] for each in (plan.topology, topology))
+        if of_plan != machine:
+            raise ValueError(f"plan {plan.name!r} is for levels {of_plan}, the topology has {machine}")
 
 
 def partitions(topology: Topology) -> Iterator[Plan]:

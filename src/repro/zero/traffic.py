@@ -41,6 +41,8 @@ class Hop:
 
     payload     bytes that a rank has for each of the others (a reduction), or that it gathers from each
     quantised   values that a rank quantises for it; 0 when the hop sends floats
+    restored    values that a rank turns back into floats after it: each piece that it adds up, or all that it has
+                gathered, once they go no further as they are
     """
 
     kind: Kind
@@ -49,6 +51,7 @@ class Hop:
     bits: int
     payload: int
     quantised: int
+    restored: int
 
     @property
     def ranks(self) -> int:
@@ -116,20 +119,23 @@ def hops(collective: Collective, topology: Topology) -> Iterator[Hop]:
     assert collective.route is not None, "`collectives` leaves out what is not sent"
     level_size = {level.name: level.size for level in topology.levels}
     route, gathers = collective.route, collective.kind == "gather"
-    walk = list(zip(route.hops, route.bits, strict=True))
-    numel, pieces, bits_before = collective.numel, 1, None
-    for levels, bits in reversed(walk) if gathers else walk:
-        sizes = tuple(level_size[name] for name in levels)
+    sized = [tuple(level_size[name] for name in levels) for levels in route.hops]
+    walk = [each for each in zip(route.hops, sized, route.bits, strict=True) if math.prod(each[1]) > 1]
+    walk = walk[::-1] if gathers else walk
+    numel, pieces, all_bits = collective.numel, 1, [None, *(bits for _, _, bits in walk), None]
+    for (levels, sizes, bits), before, after in zip(walk, all_bits, all_bits[2:], strict=False):
         ranks = math.prod(sizes)
-        if ranks == 1:
-            continue
         numel = numel if gathers else numel // ranks
         full = numel * min(collective.itemsize, bits // 8)
         payload = pieces * (payload_bytes(numel, bits, route.block) if bits < 16 else full)
-        # Between hops of equal bits a gathered payload travels on as it is.
-        quantised = 0 if bits >= 16 or (gathers and bits == bits_before) else numel * (pieces if gathers else ranks - 1)
-        yield Hop(collective.kind, levels, sizes, bits, payload, quantised)
-        pieces, bits_before = (pieces * ranks, bits) if gathers else (1, bits)
+        quantised = restored = 0
+        if bits < 16 and gathers:  # between hops of equal bits a gathered payload travels on as it is
+            quantised = 0 if bits == before else numel * pieces
+            restored = 0 if bits == after else numel * pieces * ranks
+        elif bits < 16:
+            quantised = restored = numel * (ranks - 1)
+        yield Hop(collective.kind, levels, sizes, bits, payload, quantised, restored)
+        pieces = pieces * ranks if gathers else 1
 
 
 def step_bytes(plan: Plan, model: Layout, micro_batches: int = 1, native: bool = False) -> dict[str, int]:
@@ -144,7 +150,8 @@ def step_bytes(plan: Plan, model: Layout, micro_batches: int = 1, native: bool =
 
 
 def hop_seconds(hop: Hop, topology: Topology, quantize_values_per_s: float = math.inf) -> float:
-    """Time of a hop: the busiest level's bytes per rank over its rate, a latency per round, and quantising.
+    """Time of a hop: the busiest level's bytes per rank over its rate, a latency per round, and quantising
+    and restoring.
 
     All levels of a hop work at the same time; rates are per rank with all ranks busy (`Level.bytes_per_s`). What
     crosses an outer level leaves through the rank's own link too.
@@ -157,7 +164,7 @@ def hop_seconds(hop: Hop, topology: Topology, quantize_values_per_s: float = mat
             busy.append(nbytes / hop.ranks / level.bytes_per_s)
             latency = max(latency, level.latency_s)
     rounds = hop.ranks - 1 if hop.in_rings() else 1
-    return max(busy) + rounds * latency + 2 * hop.quantised / quantize_values_per_s  # and back
+    return max(busy) + rounds * latency + (hop.quantised + hop.restored) / quantize_values_per_s
 
 
 def step_seconds(

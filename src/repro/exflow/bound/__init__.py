@@ -69,7 +69,7 @@ def lower_bound_within(
     of a longer job; at 0 the work ends. Arguments and errors are those of `lower_bound`, and so is the bound where the
     share is 1. A pair that is not complete is bounded by what each expert keeps if it shares its GPU with the experts
     that it exchanges most tokens with. The semidefinite bound is tried only when all pairs are complete."""
-    check_counts(counts)
+    counts = check_counts(counts)
     experts = counts.shape[1]
     if gpus < 1 or experts % gpus:
         raise ValueError(f"{experts} experts per layer cannot be shared evenly by {gpus} GPUs")
@@ -121,7 +121,7 @@ def replicated_bound(
     (E/gpus + extra slots). For hops between nodes, give their number and what one holds. The limits are those of
     `lower_bound_within`. ValueError when the GPUs cannot hold all experts, the counts are not such counts, or the time
     limit is negative."""
-    check_counts(counts)
+    counts = check_counts(counts)
     experts = counts.shape[1]
     if gpus < 1 or not experts <= gpus * held:
         raise ValueError(f"{gpus} GPUs with {held} experts of a layer each cannot hold all {experts}")

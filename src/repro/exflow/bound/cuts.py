@@ -15,8 +15,8 @@ for.
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow.bound.pairs import Pairs
 
 VIOLATED = 1e-3  # by how much, to be held
@@ -103,7 +103,7 @@ def _with(rows: Rows, chosen: np.ndarray) -> Rows:
     return replace(rows, name=rows.name[chosen], price=rows.price[chosen])
 
 
-@njit(cache=True)
+@compiled()
 def _find(
     unknown: np.ndarray,
     number: np.ndarray,
@@ -159,7 +159,7 @@ def _find(
     return name[:n].copy(), index[:n].copy(), value[:n].copy(), limit[:n].copy(), price[:n].copy()
 
 
-@njit(cache=True)
+@compiled()
 def _boxed(free: float, bonus: float, lower: float, upper: float) -> float:
     raised = free + bonus
     if raised > 1.0:
@@ -167,7 +167,7 @@ def _boxed(free: float, bonus: float, lower: float, upper: float) -> float:
     return min(max(raised, lower), upper)
 
 
-@njit(cache=True)
+@compiled()
 def boxed(free: np.ndarray, box: Box) -> np.ndarray:
     """Of every unknown the y between its `lower` and `upper` that maximises bonus · min(y, 1) - (y - free)² / 2."""
     bonus, lower, upper = box
@@ -177,7 +177,7 @@ def boxed(free: np.ndarray, box: Box) -> np.ndarray:
     return found
 
 
-@njit(cache=True)
+@compiled()
 def _ascend(
     start: np.ndarray,
     index: np.ndarray,
@@ -203,7 +203,7 @@ def _ascend(
                 free[index[t]] -= change * value[t] * inverse[index[t]]
 
 
-@njit(cache=True)
+@compiled()
 def _take(start: np.ndarray, index: np.ndarray, value: np.ndarray, price: np.ndarray, out: np.ndarray) -> None:
     for row in range(len(price)):
         for t in range(start[row], start[row + 1]):

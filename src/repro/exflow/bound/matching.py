@@ -1,8 +1,8 @@
 """The heaviest regular bipartite graph between two layers, an upper bound on the tokens kept (numba, cached on disk)."""
 
 import numpy as np
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow.search.portfolio import Clock, forever
 
 WORK = 10**7  # steps of a b-matching between two looks at the clock: some 10 ms
@@ -32,7 +32,7 @@ def b_matching_within(pairs: np.ndarray, degree: int, clock: Clock) -> tuple[flo
     return dual_value(weight, degree, row, column), done == n * degree
 
 
-@njit(cache=True)
+@compiled()
 def _augment(
     weight: np.ndarray,
     degree: int,

@@ -76,9 +76,11 @@ class Decoder:
     ) -> Tensor:
         """Continuations, int64 [requests, new_tokens], of prompts int64 [any length]; both are the same on every rank.
         The home of request r is rank r · ranks // requests. `after` is called after each iteration with its number, on
-        all ranks, and may `replace` experts. ValueError for an empty prompt, and for more requests or tokens than the
-        model or the shared memory has room for.
+        all ranks, and may `replace` experts. ValueError for no prompts or an empty one, and for more requests or tokens
+        than the model or the shared memory has room for.
         """
+        if not prompts:
+            raise ValueError("there are no prompts, allowed: at least one")
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         longest = int(lengths.max()) + new_tokens
         if lengths.min() < 1 or new_tokens < 1 or longest > self.model.config.seq_len:
@@ -109,7 +111,8 @@ class Decoder:
     def replace(self, placed: np.ndarray | Replicas, shares: np.ndarray | None = None) -> tuple[int, dict[str, int]]:
         """Move experts to where `placed` has them; all ranks call it together, between iterations. `shares`, float
         [layers, slots], say how copies share this rank's rows (default: evenly). Returns how many experts came to this
-        rank, and the bytes that it sent, by level. ValueError as of the class, and for shares of another shape."""
+        rank, and the bytes that it sent, by level. ValueError, and nothing is moved, as of the class and for shares of
+        another shape."""
         self.meter.ledger.take()
         came = self.hosting.move(Layout.of(placed, self.model.config, self.ranks), shares)
         return came, self.meter.ledger.take()

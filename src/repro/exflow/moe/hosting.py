@@ -37,10 +37,11 @@ class Layout:
                     f"slots for {_shape(*found)}, must be for {_shape(config.layers, config.experts, ranks)}"
                 )
             return cls(expert, rank)
-        if placed.shape != (config.layers, config.experts) or placed.min() < 0 or placed.max() >= ranks:
+        fits = placed.shape == (config.layers, config.experts) and placed.dtype.kind in "iu"
+        if not fits or placed.min() < 0 or placed.max() >= ranks:
             raise ValueError(
-                f"a placement {placed.shape} on ranks {placed.min()} to {placed.max()}: the model has {config.layers} "
-                f"layers of {config.experts} experts, and there are {ranks} ranks"
+                f"a placement {placed.dtype} {placed.shape} on ranks {placed.min()} to {placed.max()}: the model has "
+                f"{config.layers} layers of {config.experts} experts, and there are {ranks} ranks"
             )
         return cls(physical_to_logical(placed), np.sort(placed, axis=1))
 
@@ -58,18 +59,19 @@ class Hosting:
     """
 
     def __init__(self, blocks: Sequence[MoEBlock], layout: Layout, exchange: RowExchange, dispatch: Dispatch) -> None:
-        self.blocks, self.exchange, self.dispatch, self.layout = blocks, exchange, dispatch, layout
+        self.blocks, self.exchange, self.dispatch = blocks, exchange, dispatch
         topology, self.rank = exchange.communicator.topology, exchange.rank
         between = [[topology.level_between(a, b) for b in range(exchange.ranks)] for a in range(exchange.ranks)]
         self._away = np.array([[-1 if name is None else topology.index(name) for name in row] for row in between])
         for block, expert, rank in zip(blocks, layout.expert, layout.rank, strict=True):
             kept = torch.from_numpy(expert[rank == self.rank]).to(block.experts.up.device)
             _hold(block, block.experts.up.data[kept], block.experts.down.data[kept])
-        self._look_up(None)
+        self._look_up(layout, None)
 
-    def _look_up(self, shares: np.ndarray | None) -> None:
-        """Tables of the layout that a decoding rank reads, on the model's device."""
-        expert, rank = self.layout.expert, self.layout.rank
+    def _look_up(self, layout: Layout, shares: np.ndarray | None) -> None:
+        """Take `layout`, with tables that a decoding rank reads, on the model's device. ValueError for shares that do not
+        fit; then nothing is taken."""
+        expert, rank = layout.expert, layout.rank
         layer, own = np.arange(len(expert))[:, None], self._away[self.rank]
         away = own[rank] if self.dispatch == "nearest" else np.zeros_like(rank)
         least = np.full((len(expert), expert.max() + 1), away.max())
@@ -88,7 +90,7 @@ class Hosting:
         until[until > 1 - 1e-9] = np.inf  # a row is never beyond the last copy that has a share
         begins = np.stack([np.searchsorted(row, row) for row in rank])  # the first slot of a slot's rank
         device = self.blocks[0].experts.up.device
-        self.several = int(copies.max()) > 1
+        self.layout, self.several = layout, int(copies.max()) > 1
         self._physical, self._until = torch.from_numpy(physical).to(device), torch.from_numpy(until).to(device)
         self.expert, self.host = torch.from_numpy(expert).to(device), torch.from_numpy(rank.copy()).to(device)
         self.local = torch.from_numpy(np.arange(expert.shape[1]) - begins).to(device)  # of a slot within its rank
@@ -110,24 +112,23 @@ class Hosting:
     def move(self, layout: Layout, shares: np.ndarray | None = None) -> int:
         """Take `layout` instead, the same on all ranks, which call this together between iterations; weights come from
         the nearest rank that has them, layer by layer. Returns how many experts came to this rank over the network."""
-        came = 0
+        came, old = 0, self.layout
+        self._look_up(layout, shares)
         for layer, block in enumerate(self.blocks):
             had, gets = (
-                set(zip(own.expert[layer].tolist(), own.rank[layer].tolist(), strict=True))
-                for own in (self.layout, layout)
+                set(zip(own.expert[layer].tolist(), own.rank[layer].tolist(), strict=True)) for own in (old, layout)
             )
             moves = _moves(had, gets, self._away)
             came += sum(destination == self.rank for _, destination, _ in moves)
-            self._move(block, layer, layout, moves)
-        self.layout = layout
-        self._look_up(shares)
+            held, wanted = (own.expert[layer][own.rank[layer] == self.rank].tolist() for own in (old, layout))
+            self._move(block, held, wanted, moves)
         return came
 
-    def _move(self, block: MoEBlock, layer: int, layout: Layout, moves: list[tuple[int, int, int]]) -> None:
-        """Send and receive experts of one layer by `moves`, (source, destination, expert), and hold the new ones."""
+    def _move(self, block: MoEBlock, held: list[int], wanted: list[int], moves: list[tuple[int, int, int]]) -> None:
+        """Send and receive experts of one layer by `moves`, (source, destination, expert), and hold those `wanted` in
+        place of those `held`."""
         up, down = block.experts.up.data, block.experts.down.data
         rows = torch.cat([up.flatten(1), down.flatten(1)], dim=1)
-        held = self.layout.expert[layer][self.layout.rank[layer] == self.rank].tolist()
         if moves:
             away = sorted((there, expert) for here, there, expert in moves if here == self.rank)
             coming = sorted((here, expert) for here, there, expert in moves if there == self.rank)
@@ -136,7 +137,6 @@ class Hosting:
             leaving = rows[[held.index(expert) for _, expert in away]]
             arrived = self.exchange.all_to_all(leaving, [counts[r] for r in ranks], [arriving[r] for r in ranks])
             rows, held = torch.cat([rows, arrived]), held + [expert for _, expert in coming]
-        wanted = layout.expert[layer][layout.rank[layer] == self.rank].tolist()
         rows = rows[[held.index(expert) for expert in wanted]]
         first, second = rows.split([up.flatten(1).shape[1], down.flatten(1).shape[1]], dim=1)
         _hold(block, first.view(-1, *up.shape[1:]), second.view(-1, *down.shape[1:]))

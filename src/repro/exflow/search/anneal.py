@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow.search.problem import Problem
 
 STEPS = 16_384  # expert steps between two looks at the clock: some milliseconds
@@ -20,7 +20,7 @@ QUENCH_SWEEPS = 30
 NOISE = 4096
 
 
-@njit(cache=True)
+@compiled()
 def random_below(limit: int, state: np.ndarray) -> int:
     """A random integer in 0..limit-1, limit up to 2^31: the upper bits of xorshift64* on `state` (uint64 [1])."""
     x = state[0]
@@ -31,7 +31,7 @@ def random_below(limit: int, state: np.ndarray) -> int:
     return int((np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) * limit) >> 31)
 
 
-@njit(cache=True, fastmath=True)
+@compiled(fastmath=True)
 def _sweeps(arrays: tuple[np.ndarray, ...], temperature: float, slack: float, sweeps: int, state: np.ndarray) -> int:
     """`sweeps` times, let every expert swap with the best of its layer (after noise), if that gains; returns the swaps.
     `table` float32 [layers, G, E] (`Problem.table`) is kept up to date. `room` [layers] or [0]: a swap never takes a

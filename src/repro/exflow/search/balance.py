@@ -55,10 +55,15 @@ def least_max_load(weight: np.ndarray, gpus: int) -> np.ndarray:
     return busiest(weight, np.array([lightest(own, gpus) for own in weight]), gpus)
 
 
+def check_max_load(max_load: float | None) -> None:
+    """ValueError for a limit that is no number, infinite or below the even share; None: no limit."""
+    if max_load is not None and not 1.0 <= max_load < math.inf:
+        raise ValueError(f"max_load is {max_load}, must be at least 1: the busiest GPU gets the even share or more")
+
+
 def check_limit(weight: np.ndarray, gpus: int, max_load: float) -> None:
     """ValueError that names the worst layer and its hottest expert when no placement that keeps `max_load` is found."""
-    if not (np.isfinite(max_load) and max_load >= 1.0):
-        raise ValueError(f"max_load is {max_load}, must be at least 1: the busiest GPU gets the even share or more")
+    check_max_load(max_load)
     reached = least_max_load(weight, gpus)
     if reached.max() <= max_load * (1 + ROUNDING):
         return

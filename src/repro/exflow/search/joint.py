@@ -17,8 +17,8 @@ transition counts suffice, and the copies and shares of one layer can be changed
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow.search.anneal import random_below
 
 NOISE = 1 << 30
@@ -47,7 +47,7 @@ class State(NamedTuple):
     moved: np.ndarray
 
 
-@njit(cache=True)
+@compiled()
 def deal(
     rules: Rules,
     hosts: np.ndarray,
@@ -79,7 +79,7 @@ def deal(
     return total
 
 
-@njit(cache=True)
+@compiled()
 def _fill(
     rules: Rules,
     hosts: np.ndarray,
@@ -108,7 +108,7 @@ def _fill(
         load[best], left = room, left - part
 
 
-@njit(cache=True)
+@compiled()
 def nearest(hosts: np.ndarray, gpu: int, per_node: int) -> int:
     """The copy on `gpu`, else the (gpu mod their number)-th of those on its node, else of all."""
     if hosts[gpu]:
@@ -126,13 +126,13 @@ def nearest(hosts: np.ndarray, gpu: int, per_node: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@compiled()
 def _above(load: np.ndarray, room: float) -> float:
     """Tokens too many, of all GPUs."""
     return np.maximum(load - room, 0.0).sum()
 
 
-@njit(cache=True)
+@compiled()
 def slots_used(hosted: np.ndarray) -> np.ndarray:
     """int64 [G]: experts that each GPU holds, of `hosted` [E, G]."""
     used = np.zeros(hosted.shape[1], np.int64)
@@ -142,7 +142,7 @@ def slots_used(hosted: np.ndarray) -> np.ndarray:
     return used
 
 
-@njit(cache=True)
+@compiled()
 def propose(
     hosted: np.ndarray, used: np.ndarray, slots: int, random: np.ndarray, who: np.ndarray, hosts: np.ndarray
 ) -> int:
@@ -173,7 +173,7 @@ def propose(
     return 0 if hosted[old, there] else 2
 
 
-@njit(cache=True)
+@compiled()
 def improve_layer(
     rules: Rules,
     state: State,
@@ -236,7 +236,7 @@ def improve_layer(
         load, above = trial.copy(), now
 
 
-@njit(cache=True)
+@compiled()
 def _moves(hosted: np.ndarray, before: np.ndarray, who: np.ndarray, hosts: np.ndarray) -> int:
     """Moves that become more (less than 0: fewer) when the experts `who` of a layer get the copies `hosts`."""
     moves = 0
@@ -247,7 +247,7 @@ def _moves(hosted: np.ndarray, before: np.ndarray, who: np.ndarray, hosts: np.nd
     return moves
 
 
-@njit(cache=True)
+@compiled()
 def arrive(follow: np.ndarray, share: np.ndarray, arriving: np.ndarray, after: np.ndarray) -> None:
     """Fill `after`, what arrives at the next layer, from one layer's `share` and `arriving`."""
     after[:] = 0.0
@@ -260,7 +260,7 @@ def arrive(follow: np.ndarray, share: np.ndarray, arriving: np.ndarray, after: n
                 after[f] += follow[e, f] * flow
 
 
-@njit(cache=True)
+@compiled()
 def look_ahead(
     follow: np.ndarray, share: np.ndarray, onward: np.ndarray, distance: np.ndarray, before: np.ndarray
 ) -> None:
@@ -276,7 +276,7 @@ def look_ahead(
                 before[e] += follow[e, f] * pays[f]
 
 
-@njit(cache=True)
+@compiled()
 def refresh(state: State, follow: np.ndarray, distance: np.ndarray) -> None:
     """Make `arriving` and `onward` of all layers those of `share`."""
     for layer in range(len(follow)):
@@ -285,7 +285,7 @@ def refresh(state: State, follow: np.ndarray, distance: np.ndarray) -> None:
         look_ahead(follow[layer], state.share[layer + 1], state.onward[layer + 1], distance, state.onward[layer])
 
 
-@njit(cache=True)
+@compiled()
 def sweep(
     rules: Rules,
     state: State,
@@ -309,7 +309,7 @@ def sweep(
     refresh(state, follow, distance)
 
 
-@njit(cache=True)
+@compiled()
 def value(state: State, distance: np.ndarray) -> tuple[float, np.ndarray]:
     """(cost of all hops, float64 [L, G] tokens of each GPU)."""
     layers, experts, gpus = state.arriving.shape

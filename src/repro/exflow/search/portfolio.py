@@ -73,6 +73,14 @@ class Budget:
             self.progress(low + (high - low) * min(fraction, 1.0), self.text)
 
 
+def check_effort(time_limit_s: float | None, rounds: int | None) -> None:
+    """ValueError for a time limit or rounds that no search can keep; None: none is given."""
+    if time_limit_s is not None and not 0 < time_limit_s < math.inf:
+        raise ValueError(f"time_limit_s is {time_limit_s}, must be positive and finite")
+    if rounds is not None and rounds < 0:
+        raise ValueError(f"rounds is {rounds}, must be 0 or more")
+
+
 def search(problem: Problem, budget: Budget, seed: int) -> tuple[np.ndarray, bool]:
     """(placement int64 [layers, E], whether it is proven optimal) of a problem at one flat cost. A layer in which no
     placement within the load limit is found ignores it. The whole costs no more than rank order, repaired to keep the

@@ -7,15 +7,15 @@ GPU, since each step on the way costs hops. Arrays as in `problem.py`.
 import itertools
 
 import numpy as np
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow.search.anneal import random_below
 from repro.exflow.search.problem import Problem
 
 EXPERTS = 4  # of each GPU that one re-split moves: C(8, 4) = 70 states; when a GPU has more, some of them take part
 
 
-@njit(cache=True)
+@compiled()
 def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int, state: np.ndarray) -> np.ndarray:
     """int64 [layers, 2·take]: `take` experts of GPU a, then `take` of GPU b, of each layer. When a GPU has more, a
     random layer gets random ones; going outwards from it, each layer gets those that exchange most tokens with the ones
@@ -42,7 +42,7 @@ def _choose(counts: np.ndarray, placement: np.ndarray, a: int, b: int, take: int
     return chosen
 
 
-@njit(cache=True)
+@compiled()
 def _outside(
     counts: np.ndarray, placement: np.ndarray, distance: np.ndarray, a: int, b: int, chosen: np.ndarray
 ) -> np.ndarray:
@@ -63,7 +63,7 @@ def _outside(
     return pays
 
 
-@njit(cache=True)
+@compiled()
 def _half_sums(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Sums of all subsets of the first four (`low`) and of the other, at most four, `values` (`high`), by bit mask."""
     for mask in range(1, 16):
@@ -75,7 +75,7 @@ def _half_sums(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
         high[mask] = high[rest] + (values[bit + 4] if bit + 4 < len(values) else 0.0)
 
 
-@njit(cache=True)
+@compiled()
 def _pair_viterbi(arrays: tuple[np.ndarray, ...], a: int, b: int, chosen: np.ndarray, splits: np.ndarray) -> float:
     """Re-split the experts of GPUs a and b in all layers at once, exactly; returns the cost gained (0: none).
 

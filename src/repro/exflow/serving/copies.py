@@ -20,9 +20,10 @@ import numpy as np
 from repro.exflow.evaluate import check_counts, check_shapes, loads
 from repro.exflow.levels import Levels, make_levels
 from repro.exflow.placement import Placement, place
-from repro.exflow.search import joint
-from repro.exflow.search.portfolio import Budget, Clock, Progress
+from repro.exflow.search import balance, joint
+from repro.exflow.search.portfolio import Budget, Clock, Progress, check_effort
 from repro.exflow.serving import eplb
+from repro.exflow.serving.export import check_even
 from repro.exflow.serving.replicas import dealt, nearest_copies
 from repro.exflow.serving.slots import DISPATCHES, Replicas, filled
 from repro.exflow.trace import Trace, by_layer, transitions
@@ -92,11 +93,13 @@ def place_copies(
     is given) fix the result, unless a time limit cuts it short. Copies of one expert never share a GPU; slots without a
     use repeat an expert of their GPU.
 
-    Raises ValueError as `place` does, when k > 1, or an argument is out of range.
+    Raises ValueError as `place` does, when k > 1, for a `start` without copies that has unequal numbers of experts on
+    its GPUs, or when an argument is out of range.
     """
     levels = make_levels(gpus, gpus_per_node, costs)
     counts = _counts(routing)
     _check(len(counts) + 1, extra_slots, counts.shape[1], levels.gpus, max_load, dispatch, moves, start)
+    check_effort(time_limit_s, rounds)
     compile_kernels()
     begun = time.perf_counter()
     if rounds is None and time_limit_s is None:
@@ -144,6 +147,8 @@ def _check(
     held = start.slots_per_gpu if isinstance(start, Replicas) else experts // gpus
     if start is not None and start.gpus != gpus:
         raise ValueError(f"start is a placement on {start.gpus} GPUs, found {gpus} GPUs now")
+    if isinstance(start, Placement):
+        check_even(start.gpu, gpus)
     if not 0 <= extra <= max(experts - held, 0):
         raise ValueError(f"extra_slots is {extra}, allowed: 0 to {experts - held}, where every GPU holds all experts")
     if (numbers := layers * experts * gpus**2) > MOST_SHARES:
@@ -152,8 +157,7 @@ def _check(
         )
     if dispatch not in DISPATCHES:
         raise ValueError(f"dispatch is {dispatch!r}, allowed: {', '.join(DISPATCHES)}")
-    if max_load is not None and not 1.0 <= max_load < math.inf:
-        raise ValueError(f"max_load is {max_load}, must be at least 1: the busiest GPU gets the even share or more")
+    balance.check_max_load(max_load)
     if moves is not None and (moves < 0 or start is None):
         raise ValueError(f"moves is {moves}, must be 0 or more, and counts from a placement to start with")
 

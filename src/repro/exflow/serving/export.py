@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from repro.exflow.evaluate import check_gpu
 from repro.exflow.placement import Placement
 from repro.exflow.serving.slots import Replicas, physical_to_logical
 from repro.files import replacing
@@ -75,7 +76,8 @@ def _assigned(rows: Iterable[list[str]], experts: int, gpus: int) -> np.ndarray:
 
 
 def check_even(gpu: np.ndarray, gpus: int) -> None:
-    """ValueError unless every GPU has E/P experts of each layer."""
+    """ValueError unless `gpu`, integer [layers, E], has E/P experts of each layer on every GPU."""
+    check_gpu(gpu, gpus)
     share = gpu.shape[1] // gpus
     for layer, row in enumerate(gpu):
         held = np.bincount(row, minlength=gpus)

@@ -17,8 +17,8 @@ import math
 import time
 
 import numpy as np
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow.evaluate import check_counts
 from repro.exflow.levels import Levels
 from repro.exflow.search import portfolio
@@ -75,7 +75,7 @@ def _nodes(levels: Levels) -> int:
     return levels.gpus // levels.spans[levels.node_level]
 
 
-@njit(cache=True)
+@compiled()
 def _spread(row: np.ndarray, weight: np.ndarray, load: np.ndarray, distance: np.ndarray, cap: float) -> None:
     """Swap slots of one layer, `row` int64 [slots], with their tokens `weight` [slots], while the way of all tokens,
     `load` [E], to the nearest copy of their expert gets shorter and no rank gets more than `cap`."""
@@ -104,7 +104,7 @@ def _spread(row: np.ndarray, weight: np.ndarray, load: np.ndarray, distance: np.
                     row[i], row[j] = row[j], row[i]
 
 
-@njit(cache=True)
+@compiled()
 def _way(row: np.ndarray, expert: int, load: np.ndarray, distance: np.ndarray) -> float:
     """What the tokens of an expert pay from all homes to the nearest copy, times the number of homes."""
     per_rank, total = len(row) // len(distance), 0.0

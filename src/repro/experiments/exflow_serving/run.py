@@ -14,11 +14,12 @@ def run(point: ServingPoint) -> Outcome:
     train, held_out = open_trace(point.trace, point.seed, point.top_k).parts()
     counts, limit = exflow.transitions(train), point.time_limit_s
     placement = exflow.place(counts, point.gpus, point.gpus_per_node, point.method, point.seed, limit, ROUNDS)
-    notes = [placement.note or point.method]
+    notes, limited = [placement.note or point.method], placement.time_limited
     if point.objective != "hops":
         search = {"seed": point.seed, "time_limit_s": limit, "tokens": point.tokens}
         placement = exflow.place_for_fanout(train, placement, point.objective, **search)
         notes.append(placement.note)
+        limited = limited or placement.time_limited
     if point.top_k == 1:
         replicas = exflow.place_replicas(placement, train, point.extra_slots, point.copies_for)
         metrics = ServingMetrics(**asdict(exflow.evaluate_replicas(replicas, held_out)))
@@ -30,7 +31,7 @@ def run(point: ServingPoint) -> Outcome:
     conditions = {
         "routing": f"{describe(point.trace, ALL, point.top_k)}, held out",
         "search": "; ".join(notes),
-        "time_limited": "yes" if placement.time_limited else "no",
+        "time_limited": "yes" if limited else "no",
     }
     topology = f"{point.gpus // point.gpus_per_node} x {point.gpus_per_node} GPUs (counted, not run)"
     return Outcome(metrics, conditions=conditions, topology=topology)

@@ -1,6 +1,8 @@
 """What the network of this machine or allocation does: times of gathers and reductions over every level, and the
 latency and rate of each that they amount to."""
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from repro.experiments.base import BytesPerSecond, Experiment, Number, PerSecond, Seconds, metrics
@@ -12,6 +14,11 @@ class FabricProbe(OnRanks):
 
     largest_kib: int = Field(1024, ge=64, description="largest tensor; four smaller ones, a quarter each time")
     repeats: int = Field(5, ge=1)
+
+    def contradictions(self) -> Iterator[str]:
+        yield from super().contradictions()
+        if self.ranks == 1:
+            yield "nodes, packages and gcds are all 1, which leaves no link to probe; allowed: one of them larger"
 
     @property
     def label(self) -> str:

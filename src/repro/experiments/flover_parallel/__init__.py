@@ -61,5 +61,5 @@ def _memory(point: ParallelPoint) -> float:
 
 
 EXPERIMENT = Experiment(
-    ParallelPoint, ParallelMetrics, conditions=("fabric", "requests_checked"), memory=_memory, timeout_s=900
+    ParallelPoint, ParallelMetrics, conditions=("fabric", "requests_checked"), memory=_memory, timeout_s=3600
 )

@@ -98,27 +98,17 @@ def _fig7(costs: Mapping[str, float]) -> Iterator[Row]:
     slope of their totals at the shortest interval."""
     c, shortest = costs["gpt-j-6b"], paper.V1_INTERVALS_MS[0]
     for rows in _ROWS:
-        ours, theirs = (_v1_printed(system, rows) for system in ("Flover", "FasterTransformer"))
-        times = queueing.LinearTimes(_alone(ours) / paper.TOKENS, rows * c / (1 + (rows - 1) * c))
-        alone, pace = _alone(theirs), (theirs[shortest][8] - theirs[shortest][1]) / 7
+        single_s = paper.v1_single_request_s(rows=rows)
+        times = queueing.LinearTimes(single_s / paper.TOKENS, rows * c / (1 + (rows - 1) * c))
+        constants = _v1_instances(rows)
         for interval_ms in paper.V1_INTERVALS_MS:
             curve = f"{interval_ms} ms" + (f", batch {rows}" if rows > 1 else "")
-            for requests, seconds in ours[interval_ms].items():
+            theirs = paper.v1_seconds("FasterTransformer", interval_ms, rows)
+            for requests, seconds in paper.v1_seconds("Flover", interval_ms, rows).items():
                 shapes, one = _shapes(fixed_arrivals(int(requests), interval_ms / 1000)), requests == 1
                 yield _row("seconds", curve, requests, seconds, cost.AUTHORS.run(shapes, times).total_seconds, one)
                 used = one or (interval_ms == shortest and requests == 8)
-                other = theirs[interval_ms][requests]
-                yield _row("baseline", curve, requests, other, _by_instances(shapes, alone, pace), used)
-
-
-def _v1_printed(system: str, rows: int) -> dict[int, dict[float | None, float]]:
-    """Of v1 Fig. 7: interval in ms → requests → seconds."""
-    return {each: paper.printed("FL-F7", f"{system}, {each} ms, batch {rows}") for each in paper.V1_INTERVALS_MS}
-
-
-def _alone(printed: Mapping[int, Mapping[float | None, float]]) -> float:
-    """T1: the mean of what is printed of one request."""
-    return float(np.mean([seconds[1] for seconds in printed.values()]))
+                yield _row("baseline", curve, requests, theirs[requests], _by_instances(shapes, *constants), used)
 
 
 def _by_instances(shapes: Sequence[RequestShape], alone: float, pace: float) -> float:
@@ -232,9 +222,9 @@ def _shuffled(costs: Mapping[str, float]) -> Iterator[_Shuffle]:
     yield _Shuffle("v1 Fig. 9(b)", "Fig. 9(b), ", times, None, 1e-3, interval_s, _FEWER)
 
 
-def _v1_instances() -> tuple[float, float]:
-    """T1 and pace of FasterTransformer's instances in v1, a row a request."""
-    return paper.v1_single_request_s("FasterTransformer"), paper.v1_instance_pace_s()
+def _v1_instances(rows: int = 1) -> tuple[float, float]:
+    """T1 and pace of FasterTransformer's instances in v1, at so many rows a request."""
+    return paper.v1_single_request_s("FasterTransformer", rows), paper.v1_instance_pace_s(rows)
 
 
 def _v2_instances(name: str) -> tuple[float, float]:

@@ -53,6 +53,10 @@ class ServingPoint(Point):
         if (self.instances or self.instance_threads) and self.engine != "instances":
             found = f"instances is {self.instances}, instance_threads {self.instance_threads}"
             yield f"{found}: only for the engine instances"
+        own = {name: getattr(self, name) for name in ("admit_per_iteration", "layout", "prefill_tokens")}
+        for name, value in own.items():
+            if self.engine != "fused" and value != type(self).model_fields[name].default:
+                yield f"{name} is {value}: only for the engine fused"
         if self.predict and self.instance_threads:
             yield f"predict with instance_threads {self.instance_threads}: lone iterations are timed on all cores"
         if self.interval_t1 and self.workload == "azure":
@@ -91,12 +95,15 @@ class ServingMetrics(
 ):
     """`predicted_*` and `error_*`: what the queue model says before the run, and predicted ÷ measured - 1.
     `largest_gap`: between the logits of the tokens at which an answer and its lone run first differ; 0 where no two
-    tokens do."""
+    tokens do. `fastest_pass_seconds`, `slowest_pass_seconds`: of all passes over the requests. All other metrics are of
+    the one whose time is the median; with a single pass the three are the same."""
 
     latency_first: Seconds
     single_request_seconds: Seconds
     largest_gap: Number | None = None  # older records have none
     mean_interval_seconds: Seconds
+    fastest_pass_seconds: Seconds | None = None  # older records have none, and one pass
+    slowest_pass_seconds: Seconds | None = None
     window_seconds: Seconds | None = None
     instance_bytes: Bytes | None = None
     instances_bytes: Bytes | None = None

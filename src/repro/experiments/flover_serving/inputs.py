@@ -35,7 +35,7 @@ def model(point: ServingPoint) -> Llama:
         _check_memory(point)
     options = {"dtype": getattr(torch, point.dtype), "device": point.device}
     if point.model == "smollm2-135m":
-        return Llama(*checkpoint.read_gguf(checkpoint.smollm2_path()), **options)
+        return checkpoint.load_gguf(checkpoint.smollm2_path(), **options)
     return Llama.random(LlamaConfig(**RANDOM[point.model], vocab=VOCAB), seed=point.seed, **options)
 
 

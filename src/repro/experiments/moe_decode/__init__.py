@@ -13,6 +13,7 @@ ALL_TO_ALL = ("all_to_all", "all_to_all_parts")
 ROUTING = (*ALL_TO_ALL, "all_gather", "all_gather_kv")
 COPYING = ("eplb", "joint")  # placements that copy experts into spare slots
 PARTS = ("attention", "gate", "expert", "head", "other", *ROUTING)
+WARM_UP = 2  # iterations that are not timed: first messages between ranks
 SIZES = ("layers", "hidden", "heads", "kv_heads", "expert_hidden", "top_k")
 
 
@@ -39,7 +40,7 @@ class MoEDecodePoint(OnRanks):
     # 25 Mbit/s. 8 ranks on 2 cores need as long to start an exchange, so less would measure calls, not links.
     requests: int = Field(128, ge=1, description="per rank")
     prompt: int = Field(16, ge=1, description="tokens")
-    new_tokens: int = Field(16, ge=3, description="per request")
+    new_tokens: int = Field(16, ge=WARM_UP + 2, description="per request: the first by its prompt, then the warm-up")
 
     def contradictions(self) -> Iterator[str]:
         fields = type(self).model_fields

@@ -33,6 +33,7 @@ from repro.experiments.moe_decode import (
     PARTS,
     ROUTING,
     SIZES,
+    WARM_UP,
     MoEDecodeMetrics,
     MoEDecodePoint,
 )
@@ -40,7 +41,6 @@ from repro.launch.joined import place_in_job
 from repro.models import gpt_moe_checkpoint
 from repro.models.gpt_moe import GPTMoE, GPTMoEConfig, generate
 
-WARM_UP = 2  # iterations that are not timed: first messages between ranks
 CHECKED = 16  # requests whose tokens one process decodes again
 COSTS = (1.0, 4.0, 16.0)  # of a row over the levels, for the placement: what they take on links of 16 : 4 : 1
 

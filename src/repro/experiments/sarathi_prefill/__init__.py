@@ -11,6 +11,7 @@ from repro.experiments.base import Experiment, Number, Point, Seconds, metrics
 # answers, then the next batch. iteration_level: newcomers' whole prompts in the next pass. bounded: this package's
 # default, chunks as large as the bound on the wait for a next token allows.
 POLICIES = ("chunked", "request_level", "iteration_level", "bounded")
+SWEEPS = 3  # of a round, each begun anew: in one of a few seconds a slow moment of the machine would be the median
 
 
 class PrefillPoint(Point):
@@ -29,7 +30,7 @@ class PrefillPoint(Point):
     output_tokens: int = Field(30, ge=2, description="throughput: of an answer")
     requests: int = Field(18, ge=1, description="throughput")
     slots: int = Field(9, ge=1, description="throughput: requests that run at once")
-    rounds: int = Field(1, ge=1, description="throughput: each policy forth and back; piggyback: of 48 turns")
+    rounds: int = Field(1, ge=1, description="of 3 sweeps; throughput: each policy forth and back; piggyback: 48 turns")
 
     def contradictions(self) -> Iterator[str]:
         own = {"piggyback": ("decodes",), "throughput": ("output_tokens", "requests", "slots")}
@@ -56,8 +57,8 @@ class PrefillMetrics(
     that decode make a pass with a chunk longer, by these rows.
 
     Of a policy: until all are done, mean time to first token, longest wait for a next token (medians, two values of
-    each round; answers of request_level are handed back at their end, so that it has no wait), and predicted ÷
-    measured - 1 of the queue model, given times of passes measured in the same rounds."""
+    each sweep; answers of request_level are handed back at their end, so that it has no wait), and predicted ÷
+    measured - 1 of the queue model: its median, given times of passes measured at both ends of the same sweeps."""
 
 
 EXPERIMENT = Experiment(PrefillPoint, PrefillMetrics, conditions=("weights", "threads", "kernels"))

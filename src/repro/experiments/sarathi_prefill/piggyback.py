@@ -5,24 +5,21 @@ import time
 
 import pandas as pd
 
-from repro.experiments.sarathi_prefill import PrefillMetrics, PrefillPoint
+from repro.experiments.sarathi_prefill import SWEEPS, PrefillMetrics, PrefillPoint
 from repro.flover.engine import Engine
 from repro.flover.request import Request
 from repro.flover.scheduler import Scheduler
 from repro.models.decoder import Decoder
 
-TURNS = 48  # in a round
+TURNS = 48  # in a sweep
 KINDS = ("decode", "chunk", "mixed")
 
 
 def measured(point: PrefillPoint, model: Decoder) -> tuple[PrefillMetrics, pd.DataFrame]:
     """Three passes after one another, so often: who decodes alone, a chunk alone, and both in one. Every chunk begins a
-    prompt. The series has a row per turn."""
-    beside, alone = Passes(point, model, point.decodes), Passes(point, model, 0)
-    steps = {"decode": beside.decode, "chunk": alone.chunk, "mixed": beside.chunk}
-    for kind in KINDS:  # warm-up, thrown away
-        steps[kind]()
-    table = pd.DataFrame([{kind: steps[kind]() for kind in KINDS} for _ in range(point.rounds * TURNS)])
+    prompt. The series has a row per turn. Each sweep begins anew, so in all of them those who decode have as much stored.
+    """
+    table = pd.DataFrame([turn for _ in range(point.rounds * SWEEPS) for turn in _sweep(point, model)])
     median = table.median()
     metrics = PrefillMetrics(
         **{f"{kind}_pass_s": median[kind] for kind in KINDS},
@@ -32,12 +29,21 @@ def measured(point: PrefillPoint, model: Decoder) -> tuple[PrefillMetrics, pd.Da
     return metrics, table
 
 
+def _sweep(point: PrefillPoint, model: Decoder) -> list[dict[str, float]]:
+    """Seconds of each kind of pass, by turn."""
+    beside, alone = Passes(point, model, point.decodes), Passes(point, model, 0)
+    steps = {"decode": beside.decode, "chunk": alone.chunk, "mixed": beside.chunk}
+    for kind in KINDS:  # warm-up, thrown away
+        steps[kind]()
+    return [{kind: steps[kind]() for kind in KINDS} for _ in range(TURNS)]
+
+
 class Passes:
-    """An engine in which `decodes` requests of so many stored tokens decode for ever."""
+    """An engine in which `decodes` requests of so many stored tokens decode throughout a sweep."""
 
     def __init__(self, point: PrefillPoint, model: Decoder, decodes: int) -> None:
         self.point, self.ids = point, itertools.count()
-        steps = 2 * (point.rounds * TURNS + 2)
+        steps = 2 * (TURNS + 2)
         capacity = max(point.prompt_tokens + steps + decodes + 1, point.chunk)
         self.engine = Engine(model, Scheduler(decodes + 1, token_gap_s=0), capacity)
         for _ in range(decodes):

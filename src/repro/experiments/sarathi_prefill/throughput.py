@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from repro.baselines.batching import StaticScheduler
-from repro.experiments.sarathi_prefill import POLICIES, PrefillMetrics, PrefillPoint
+from repro.experiments.sarathi_prefill import POLICIES, SWEEPS, PrefillMetrics, PrefillPoint
 from repro.flover import queueing, workload
 from repro.flover.arrivals import RequestShape
 from repro.flover.engine import Engine
@@ -17,22 +17,24 @@ GAP_S = Scheduler.token_gap_s  # of the policy `bounded`: the default
 
 
 def measured(point: PrefillPoint, model: Decoder) -> tuple[PrefillMetrics, pd.DataFrame]:
-    """Each policy twice in each round, the second time in the other order: on a machine that grows slower no policy
-    gains by its place. The series has a row for each."""
+    """Each policy twice in each sweep, the second time in the other order, and times of passes before and after: on a
+    machine that grows slower no policy gains by its place, nor does the model. The series has a row for each."""
     shapes = [RequestShape(0.0, point.prompt_tokens, point.output_tokens)] * point.requests
     requests = workload.requests(shapes, workload.random_prompts(shapes, model.config.vocab, point.seed))
     capacity = point.prompt_tokens + point.output_tokens
     for policy in POLICIES:  # warm-up, thrown away
         served(point, model, policy, requests[:3], capacity)
     times, rows = [], []
-    for turn in range(point.rounds):
+    for sweep in range(point.rounds * SWEEPS):
         times.append(passes(point, model, capacity))
         turns = [*POLICIES, *reversed(POLICIES)]
-        rows += [{"round": turn, "policy": p, **served(point, model, p, requests, capacity)} for p in turns]
+        place = {"round": sweep // SWEEPS, "sweep": sweep % SWEEPS}
+        rows += [{**place, "policy": p, **served(point, model, p, requests, capacity)} for p in turns]
+        times.append(passes(point, model, capacity))
     table = pd.DataFrame(rows)
     found = {}
     for policy, runs in table.groupby("policy"):
-        medians = runs.drop(columns=["round", "policy"]).median().dropna()
+        medians = runs.drop(columns=["round", "sweep", "policy"]).median().dropna()
         found |= {f"{policy}_{name}": value for name, value in medians.items()}
         predicted = [modelled(point, str(policy), capacity).run(shapes, each).total_seconds for each in times]
         found[f"{policy}_error_seconds"] = float(np.median(predicted)) / medians.seconds - 1

@@ -17,6 +17,7 @@ WARM_UP = 2  # steps that are not timed: first connections, FSDP's lazy initiali
 
 Variants = Literal["qgz_one_hop", "best"]
 Libraries = Literal["deepspeed_zero3", "deepspeed_zeropp", "fsdp2", "fsdp2_hsdp", "fsdp2_reshard"]
+OF_NODES = ("deepspeed_zeropp", "fsdp2_hsdp", "fsdp2_reshard")
 BITS = r"^(16|8|4)(,(16|8|4),(16|8|4))?$"
 CHANGES = ("weights", "gradients", "secondary", "weight_bits", "gradient_bits", "reduce_across")  # of plan hierarchical
 
@@ -55,6 +56,12 @@ class ZeroTrain(OnRanks):
             yield f"{', '.join(self.changes)} can only be changed with plan hierarchical, found {self.plan}"
         if LEVELS.index(self.weights) > LEVELS.index(self.gradients):
             yield f"weights over {self.weights}, gradients over {self.gradients}: gradients need a level at least as wide"
+        if self.secondary != "none" and LEVELS.index(self.secondary) >= LEVELS.index(self.weights):
+            yield f"secondary over {self.secondary}, weights over {self.weights}: secondary needs a level below"
+        if self.hidden % self.heads:
+            yield f"hidden {self.hidden} is not divisible by {self.heads} heads"
+        if self.plan in OF_NODES and (self.nodes < 2 or self.packages * self.gcds < 2):
+            yield f"plan {self.plan} needs several nodes of several ranks, found {self.shape_label}"
         if self.plan in get_args(Libraries) and (self.block != 256 or self.dtype == "float16"):
             yield f"block and dtype float16 are settings of our engine, found plan {self.plan}"
 

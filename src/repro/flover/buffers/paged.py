@@ -13,12 +13,15 @@ class PagedBuffers(LastBuffers):
     """A request gets all blocks that it may need when it is admitted, so it can never run out of them later.
 
     `blocks`: of the pool, of `block` positions each; None: as many as `slots` requests of full capacity take. Attention
-    in C++ and Triton follows the table; in torch an iteration gathers, and so copies, what it reads.
+    in C++ and Triton follows the table; in torch an iteration gathers, and so copies, what it reads. ValueError where
+    either is below 1.
     """
 
     cache: PagedCache
 
     def __init__(self, model: Decoder, slots: int, capacity: int, blocks: int | None = None, block: int = 16) -> None:
+        if block < 1:
+            raise ValueError(f"block is {block}, must be at least 1")
         self._pool = (slots * -(-capacity // block) if blocks is None else blocks, block)
         super().__init__(model, slots, capacity)
         self.most = min(capacity, self._pool[0] * block)

@@ -1,21 +1,26 @@
 """How long an iteration and a prompt take: by the paper's formula, or between the points of a measured grid."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import ClassVar, Protocol, runtime_checkable
+from numbers import Integral
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 
 
-def check_least(owner: object, **least: float) -> None:
-    """ValueError that names the first field that is NaN or below its least value. A field that is None passes."""
+def check_least(owner: Any, **least: float) -> None:
+    """ValueError that names the first field of a dataclass that is NaN or below its least value, or that is an `int` and
+    holds no whole number. A field that is None passes."""
+    counts = {each.name for each in fields(owner) if each.type is int}
     for name, lowest in least.items():
         value = getattr(owner, name)
         if value is not None and not value >= lowest:
             raise ValueError(f"{name} is {value}, must be at least {lowest:g}")
+        if name in counts and not isinstance(value, Integral):
+            raise ValueError(f"{name} is {value}, must be a whole number")
 
 
 class Times(Protocol):
@@ -77,7 +82,8 @@ class LinearTimes:
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """Linear between measured points; below the smallest context, prompt or start as there, above a ValueError.
+    """Linear between measured points; below the smallest context, prompt or start as there, above a ValueError, as for a
+    batch below 1.
 
     Ascending int64 `batches` [B] from 1, `contexts` [C], `prompts` [P], `starts` [S] (tokens); fp64 seconds `decode_s`
     [B, C], `prefill_s` [P, S], above 0. ValueError where they are not so.
@@ -102,6 +108,8 @@ class MeasuredTimes:
             raise ValueError(f"batches begins with {self.batches[0]}, must begin with 1")
 
     def decode(self, batch: int, context: NDArray[np.int64]) -> NDArray[np.float64]:
+        if batch < 1:
+            raise ValueError(f"batch is {batch}, must be at least 1")
         self._check(batch=(batch, self.batches), context=(int(np.max(context, initial=0)), self.contexts))
         return self._decode[batch - 1, np.maximum(context, self.contexts[0]) - self.contexts[0]]
 

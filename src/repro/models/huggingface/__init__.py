@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from repro.models.config import DecoderConfig, listed
-from repro.models.decoder import Decoder
+from repro.models.decoder import Decoder, GivenAway
 from repro.models.huggingface.architectures import ARCHITECTURES, BUFFERS, Architecture
 from repro.models.reading import finite, json_object, naming, ordinary_file
 
@@ -53,10 +53,11 @@ def read_huggingface(folder: str | Path) -> tuple[DecoderConfig, dict[str, Tenso
     leaves the folder or names what is not there; for weights that are missing, unknown, of another shape or type, NaN
     or infinite. Shapes and types are compared before weights are read.
     """
-    return _read(Path(folder))[1:]
+    _, config, weights = _read(Path(folder))
+    return config, dict(weights)
 
 
-def _read(folder: Path) -> tuple[Architecture, Any, dict[str, Tensor]]:
+def _read(folder: Path) -> tuple[Architecture, Any, GivenAway]:
     path = folder / "config.json"
     found = json_object(path)
     with naming(path):
@@ -68,7 +69,7 @@ def _read(folder: Path) -> tuple[Architecture, Any, dict[str, Tensor]]:
     return architecture, config, _weights(folder, architecture, config, bool(found.get("tie_word_embeddings")))
 
 
-def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) -> dict[str, Tensor]:
+def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) -> GivenAway:
     """All weights, arranged, and no others. `tied`: the embedding is the output head, unless the files hold another."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.names.upper()], config.layers)
     shapes = config.weight_shapes() | {"output.weight": (config.vocab, config.width)}
@@ -94,7 +95,7 @@ def _weights(folder: Path, architecture: Architecture, config: Any, tied: bool) 
         del shapes["output.weight"]
     if missing := shapes.keys() - places.keys():
         raise ValueError(f"{folder}: no weights for {listed(missing)}")
-    found = {known: architecture.arrange(config, known, weight) for known, weight in _read_all(places)}
+    found = GivenAway((known, architecture.arrange(config, known, weight)) for known, weight in _read_all(places))
     if tied and "output.weight" in found:  # as transformers 5: a head that was trained apart is not tied
         embedding, head = found["token_embd.weight"], found["output.weight"]
         if head.dtype == embedding.dtype and head.equal(embedding):

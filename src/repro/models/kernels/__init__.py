@@ -16,7 +16,10 @@ Choice = Literal["auto", "cpp", "triton", "torch"]
 
 def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: int) -> Kernels:
     """`auto` takes the fastest that there is for the device, and warns where it cannot be built. What was asked for by
-    name raises ValueError where it cannot compute such a model, `cpp.BuildError` or ImportError where it is missing."""
+    name raises ValueError where it cannot compute such a model, `cpp.BuildError` or ImportError where it is missing.
+    ValueError for a dtype that is none of floating point."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype!r}, allowed: torch.float32, torch.bfloat16 and others of floating point")
     floats = (torch.float32, torch.bfloat16)
     tiled = head_dim * dtype.itemsize <= 1024  # Triton's tiles of prompts have 16 positions at least, in 16 KiB
     possible = {
@@ -25,7 +28,7 @@ def choose(choice: Choice, device: torch.device, dtype: torch.dtype, head_dim: i
         "torch": True,
     }
     chosen = next(name for name, can in possible.items() if can) if choice == "auto" else choice
-    if not possible[chosen]:
+    if not possible.get(chosen):
         raise ValueError(
             f"kernels is {choice!r}, dtype {dtype}, device {device}, head_dim {head_dim}; allowed: "
             f"'cpp' for float32 and bfloat16 on cpu, heads up to 256; 'triton' for these and float16 on cuda, heads up to "
@@ -47,8 +50,9 @@ def _triton(device: torch.device) -> Kernels:
     from repro.models.kernels.triton_kernels import TritonKernels
 
     kernels = TritonKernels()
-    try:  # Triton compiles when a kernel is first launched, and needs a C compiler for that
-        kernels.silu_multiply(torch.zeros(1, 2, device=device))
+    try:  # Triton compiles when a kernel is first launched, on the current device, and needs a C compiler for that
+        with torch.cuda.device(device):
+            kernels.silu_multiply(torch.zeros(1, 2, device=device))
     except Exception as error:
         raise BuildError(f"Triton: {error}") from error
     return kernels

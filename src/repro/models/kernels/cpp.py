@@ -78,7 +78,7 @@ def _of_prompts(rows: Rows) -> Tensor | None:
     """Bool [n]: which rows are of prompts; None where all decode."""
     if not any(span.prompt for span in rows.spans):
         return None
-    marks = torch.zeros(len(rows.tokens), dtype=torch.bool)
+    marks = torch.zeros(len(rows.tokens), dtype=torch.bool, device="cpu")
     for span, end in zip(rows.spans, accumulate(span.rows for span in rows.spans), strict=True):
         if span.prompt:
             marks[end - span.rows : end] = True

@@ -102,8 +102,8 @@ class Kernels:
         return (OneDNNLinear if packed else PlainLinear)(weight, bias, gelu)
 
     def take(self, table: Tensor, index: Tensor) -> Tensor:
-        """table[index], [n, width], of table [m, width] and index [n] int64."""
-        return table[index]
+        """table[index], [n, width], of table [m, width] and index [n] int64, which is refused below 0."""
+        return table.index_select(0, index)
 
     def attention(
         self, rows: Rows, cosine: Tensor, sine: Tensor, cache: KVCache, wanted: Wanted = slice(None)

@@ -101,7 +101,8 @@ def place_for_fanout(
         given = f"time_limit_s is {time_limit_s}, must be positive; sweeps is {sweeps} and tokens {tokens}"
         raise ValueError(f"{given}, must be at least 1")
     if tokens is None:
-        tokens = int(time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k))
+        fit = time_limit_s * SWEEP_RATE / (FEWEST_SWEEPS * trace.layers * trace.k)
+        tokens = int(min(fit, trace.tokens))  # a limit may be infinite
     sample = trace.sample(max(1, min(tokens, trace.tokens)), seed)
     search = _Search(sample, start, objective, costs)
     search.sweep(start.gpu.copy(), 0, 0.0, np.random.default_rng(seed))  # compile before the clock starts

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from repro.compiled import compiled
 from repro.exflow.evaluate import check_shapes
 from repro.exflow.placement import Placement
+from repro.exflow.search import balance
 from repro.exflow.search.anneal import random_below
 from repro.exflow.search.joint import NOISE, nearest, propose, slots_used
 from repro.exflow.search.portfolio import Clock, Progress, forever
@@ -98,8 +99,9 @@ def place_for_dispatch(
     slots = old.slots_per_gpu + extra_slots
     if not 0 <= extra_slots <= max(count - old.slots_per_gpu, 0):
         raise ValueError(f"extra_slots is {extra_slots}, allowed: 0 to {count - old.slots_per_gpu}")
-    if max_load is not None and not 1.0 <= max_load < math.inf:
-        raise ValueError(f"max_load is {max_load}, must be at least 1: the busiest GPU gets the even share or more")
+    balance.check_max_load(max_load)
+    if sweeps < 0 or not time_limit_s >= 0:
+        raise ValueError(f"sweeps is {sweeps} and time_limit_s {time_limit_s}, must be 0 or more")
     allowed = _allowed(hosted, per_node, groups)
     sample = trace if trace.tokens <= TOKENS else trace.sample(TOKENS, seed)
     home, rng = np.arange(sample.tokens) % gpus, np.random.default_rng(seed)
@@ -149,7 +151,7 @@ def _allowed(hosted: np.ndarray, per_node: int, groups: int) -> np.ndarray:
     return np.repeat(np.repeat(node, count // groups, axis=1), per_node, axis=2)
 
 
-@njit(cache=True)
+@compiled()
 def _nearest(hosted: np.ndarray, per_node: int) -> np.ndarray:
     """int64 [E, G]: the copy that a token at home on each GPU takes of each expert."""
     found = np.empty(hosted.shape, np.int64)
@@ -159,7 +161,7 @@ def _nearest(hosted: np.ndarray, per_node: int) -> np.ndarray:
     return found
 
 
-@njit(cache=True)
+@compiled()
 def _pays(there: np.ndarray, home: int, per_node: int, weight: np.ndarray) -> float:
     """What one token pays that goes to GPUs `there` [k]."""
     pays = 0.0
@@ -172,7 +174,7 @@ def _pays(there: np.ndarray, home: int, per_node: int, weight: np.ndarray) -> fl
     return pays
 
 
-@njit(cache=True)
+@compiled()
 def _redirect(
     e: int,
     hosts: np.ndarray,
@@ -201,7 +203,7 @@ def _redirect(
     return change
 
 
-@njit(cache=True)
+@compiled()
 def _sweep(
     experts: np.ndarray,
     where: tuple[np.ndarray, ...],

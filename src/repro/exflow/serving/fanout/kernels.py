@@ -11,12 +11,13 @@ Arrays, of one layer and a sample of T tokens:
 """
 
 import numpy as np
-from numba import njit
+
+from repro.compiled import compiled
 
 Tables = tuple[np.ndarray, ...]  # experts, visit, unit_of, present, join, leave; of all levels or of one
 
 
-@njit(cache=True)
+@compiled()
 def improve_layer(
     tables: Tables, first: np.ndarray, visitors: np.ndarray, gpu: np.ndarray, weight: np.ndarray, noise: np.ndarray
 ) -> float:
@@ -53,7 +54,7 @@ def improve_layer(
     return total
 
 
-@njit(cache=True)
+@compiled()
 def _best_partner(
     i: int, unit_of: np.ndarray, weight: np.ndarray, join: np.ndarray, leave: np.ndarray, noise: np.ndarray
 ) -> tuple[int, float]:
@@ -74,7 +75,7 @@ def _best_partner(
     return partner, best
 
 
-@njit(cache=True)
+@compiled()
 def _moved(visitors: np.ndarray, visit: np.ndarray, present: np.ndarray, source: int, target: int) -> int:
     """What tokens that visit only one of a swap's experts pay more when it moves from unit `source` to `target`."""
     change = 0
@@ -86,7 +87,7 @@ def _moved(visitors: np.ndarray, visit: np.ndarray, present: np.ndarray, source:
     return change
 
 
-@njit(cache=True)
+@compiled()
 def _swap(tables: Tables, i: int, j: int, only_i: np.ndarray, only_j: np.ndarray, both: np.ndarray) -> None:
     """Swap the units of experts i and j in the tables of one level, for the tokens that visit one of them, or both."""
     _, _, unit_of, present, _, _ = tables
@@ -105,7 +106,7 @@ def _swap(tables: Tables, i: int, j: int, only_i: np.ndarray, only_j: np.ndarray
                 present[token, a] += 1
 
 
-@njit(cache=True, inline="always")  # by a seventh sooner
+@compiled(inline="always")  # by a seventh sooner
 def _account(tables: Tables, token: int, u: int, sign: int) -> None:
     """Add (`sign` 1) or take back (-1) what a token says about moving its experts into unit u or out of it."""
     experts, visit, unit_of, present, join, leave = tables

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -142,6 +143,18 @@ def warm_up_requests() -> list[Request]:
 def run(start: Callable[[Job], Callable[[Sequence[Request]], list[Answer]]], version: Callable[[], str]) -> None:
     """A script's `main`: `start` loads the model and returns what serves a list of requests."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    status = 1
+    try:
+        _run(start, version)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # some peers' threads never end by themselves, and all is said
+
+
+def _run(start: Callable[[Job], Callable[[Sequence[Request]], list[Answer]]], version: Callable[[], str]) -> None:
     job = Job.read(sys.argv[1])
     began = time.perf_counter()
     serve_list = start(job)
@@ -152,9 +165,6 @@ def run(start: Callable[[Job], Callable[[Sequence[Request]], list[Answer]]], ver
     result = Result(version(), load_s, peak_bytes(), answers)
     check(job.requests, answers)
     Path(sys.argv[2]).write_text(json.dumps(asdict(result)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # some peers' threads never end by themselves, and all is said
 
 
 def _end_with_parent() -> None:
@@ -177,7 +187,7 @@ def _group() -> list[Path]:
 def forget_peak() -> None:
     """Let the kernel count the peak of resident memory from now on."""
     for folder in _group():
-        with contextlib.suppress(FileNotFoundError):  # it has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             (folder / "clear_refs").write_text("5")
 
 
@@ -193,8 +203,10 @@ def peak_bytes() -> int | None:
 
 
 def check(requests: Sequence[Request], answers: Sequence[Answer]) -> None:
-    """Every request has its tokens, all of them and no more; ValueError says which has not."""
+    """Every request has one answer with all its tokens and no more; ValueError says which has not."""
     found = {answer.id: len(answer.tokens) for answer in answers}
     for request in requests:
         if found.get(request.id) != request.output_tokens:
             raise ValueError(f"request {request.id}: {found.get(request.id)} tokens, asked for {request.output_tokens}")
+    if len(answers) != len(requests):
+        raise ValueError(f"{len(answers)} answers, asked for {len(requests)}")
